@@ -6,7 +6,7 @@ the eager counter on the same program, and a product of sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ A, B, C = 3, 5, 7
 
 
 @pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_part(part: fx.GraphModule, inputs: Any, **_: Any) -> Callable[..., Any]:
         run = fx.Interpreter(part).boxed_run
         boxed = lambda inputs: run(inputs)  # noqa: E731
@@ -30,9 +30,6 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return boxed
 
     monkeypatch.setattr(_torch, "compile_part", compile_part)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def ones(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:

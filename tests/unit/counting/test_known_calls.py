@@ -19,14 +19,7 @@ from tests.helpers.interpreters import run_python
 from tests.helpers.modes import OperatorNames
 
 Program = Callable[[], Any]
-
-
-@pytest.fixture(autouse=True)
-def no_plans() -> Iterator[None]:
-    """Start and end without shared plans."""
-    SHARED_PLANS.rules_changed()
-    yield
-    SHARED_PLANS.rules_changed()
+pytestmark = pytest.mark.usefixtures("no_plans")
 
 
 def cost_of(*calls: Program) -> OpCost:

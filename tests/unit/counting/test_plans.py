@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,16 +23,9 @@ from dispatch_flops.operators.registry import Rule
 from tests.helpers.profiling import profile_of
 
 aten = torch.ops.aten
+pytestmark = pytest.mark.usefixtures("no_plans")
 M, K, N = 3, 5, 7
 MACS = M * K * N
-
-
-@pytest.fixture(autouse=True)
-def no_plans() -> Iterator[None]:
-    """Start and end without shared plans."""
-    SHARED_PLANS.rules_changed()
-    yield
-    SHARED_PLANS.rules_changed()
 
 
 @pytest.fixture

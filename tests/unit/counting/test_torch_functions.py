@@ -24,16 +24,9 @@ from tests.helpers.interrupting import TooLateError, interrupted_at
 from tests.helpers.modes import OperatorNames
 
 aten = torch.ops.aten
+pytestmark = pytest.mark.usefixtures("no_plans")
 x, y = torch.arange(15.0).reshape(3, 5), torch.ones(3, 5)
 bias, w = torch.ones(7), torch.ones(5, 7)
-
-
-@pytest.fixture(autouse=True)
-def no_plans() -> Iterator[None]:
-    """Start and end without shared plans."""
-    SHARED_PLANS.rules_changed()
-    yield
-    SHARED_PLANS.rules_changed()
 
 
 def found(func: Any, *args: Any) -> Any:
