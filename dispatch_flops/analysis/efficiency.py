@@ -204,14 +204,17 @@ def why_no_utilisation(
         return ""
     if not seconds:
         return "the time was not measured"
+    return why_no_peak(ran, machine) or "the FLOPs exceed the range of a float"
+
+
+def why_no_peak(ops: Iterable[OpTotal], machine: Machine) -> str:
+    """Return which dtypes of ``ops`` the machine states no peak for; ``""`` if it states all."""
     without = {
         op.dtype or "operators without a dtype"
-        for op in ran
+        for op in ops
         if _has_flops(op) and not _peak(machine, op) and op.dtype not in _PLAIN_INTEGERS
     }
-    if without:
-        return f"no peak of {machine.name} is known for {', '.join(sorted(without))}"
-    return "the FLOPs exceed the range of a float"
+    return f"no peak of {machine.name} is known for {', '.join(sorted(without))}" if without else ""
 
 
 def utilisation_is_lower_bound(

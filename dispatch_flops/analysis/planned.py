@@ -72,6 +72,11 @@ class PlannedStep(MemoryFit):
         return ratio(self.samples, self.bounds.serial_s), ratio(self.samples, self.bounds.fused_s)
 
 
+def profiles_of(step: PlannedStep) -> list[Profile]:
+    """Return the step as each counted rank of the mesh runs it, or as the one device does."""
+    return [part.profile for part in step.cluster.ranks] if step.cluster else [step.profile]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan(PlainFigures):
     """Choices side by side, with what they assume.

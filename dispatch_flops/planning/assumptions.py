@@ -1,4 +1,4 @@
-"""What the figures of a plan over a device mesh assume, in words."""
+"""What the figures of a plan assume, in words."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
+from dispatch_flops.analysis.efficiency import why_no_peak
 from dispatch_flops.analysis.machines import Link, Machine
-from dispatch_flops.profile import MemoryProfile
+from dispatch_flops.profile import MemoryProfile, Profile
 from dispatch_flops.profile.mesh_positions import DATA_DIMS, SHARING_DIMS, STAGE_DIMS
 from dispatch_flops.renderers.text import first_names
 
@@ -50,6 +51,17 @@ def _precision(dtype: torch.dtype | None, mixed_precision: bool) -> str:
         f"mixed precision: float32 parameters, gradients and state; gathered and computed in "
         f"{str(dtype).removeprefix('torch.')}, reduced in float32"
     )
+
+
+def of_machine(profiles: Iterable[Profile], machine: Machine) -> Iterator[str]:
+    """Yield which of the machine's figures these runs lack, so that times are not known."""
+    without_peak = why_no_peak((op for run in profiles for op in run.op_totals()), machine)
+    if without_peak:
+        yield f"times are not known where {without_peak}: give the machine one"
+    if machine.bytes_per_s is None:
+        yield (
+            f"times with bytes are not known: no bandwidth (bytes_per_s) of {machine.name} is known"
+        )
 
 
 def of_communication(machine: Machine) -> Iterator[str]:

@@ -23,7 +23,7 @@ from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.memory.caches import tensors_of_cache
 from dispatch_flops.operators.conventions import Causal, Target
 from dispatch_flops.operators.memory import nbytes
-from dispatch_flops.planning.assumptions import of_memory
+from dispatch_flops.planning.assumptions import of_machine, of_memory
 from dispatch_flops.planning.model_inputs import check_on_meta
 from dispatch_flops.planning.packed_sequences import (
     NewTokens,
@@ -294,7 +294,9 @@ class _Planner:
                 "written in place; a prompt has the logits of its last token, other sequences of "
                 "all new tokens"
             )
-        found += of_memory(step.profile.memory for choice in choices for step in choice.passes)
+        profiles = [step.profile for choice in choices for step in choice.passes]
+        found += of_machine(profiles, self.machine)
+        found += of_memory(profile.memory for profile in profiles)
         return found
 
 

@@ -11,12 +11,17 @@ from typing import Any
 import torch
 
 from dispatch_flops.analysis.machines import MACHINES, Machine, find, is_finite
-from dispatch_flops.analysis.planned import Plan, PlannedStep, planned_step
+from dispatch_flops.analysis.planned import Plan, PlannedStep, planned_step, profiles_of
 from dispatch_flops.analysis.planned_cluster import planned_cluster
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.operators.conventions import Causal, Target
 from dispatch_flops.operators.tensors import tensors_in
-from dispatch_flops.planning.assumptions import of_communication, of_memory, of_sharding
+from dispatch_flops.planning.assumptions import (
+    of_communication,
+    of_machine,
+    of_memory,
+    of_sharding,
+)
 from dispatch_flops.planning.meshes import check_dims, is_job, observed_samples, of_all_ranks
 from dispatch_flops.planning.model_inputs import converted, model_and_inputs, samples_and_tokens
 from dispatch_flops.planning.search import followed, largest_that_fits, without_batch
@@ -293,6 +298,7 @@ class _Planner:
                 "parameters' dtype; a steady step, gradients freed at its end"
             )
             found.append("gradients start at the model's loss, or at the sum of its outputs")
+        found += of_machine([run for step in steps for run in profiles_of(step)], self.machine)
         found += of_memory(step.memory for step in steps)
         return found
 

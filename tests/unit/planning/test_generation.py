@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -425,3 +426,9 @@ def test_table_of_a_plan_has_prefill_step_and_assumptions() -> None:
     assert f" {held:g} KB " in cache
     assert any(line.startswith("prefill, least time") for line in lines)
     assert any("attention is an operator for each sequence" in line for line in lines)
+
+
+def test_plan_says_which_peaks_of_the_machine_are_missing() -> None:
+    machine = replace(MACHINE, flops_per_s={"float16": 1e12})
+    planned = plan_generate(llama, machine, sizes=SIZES, search_batch=False)
+    assert any("no peak of" in text and "float32" in text for text in planned.assumptions)

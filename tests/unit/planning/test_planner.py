@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -222,3 +225,15 @@ def test_table_of_a_plan_has_a_column_for_each_choice_and_the_assumptions() -> N
     row = next(line for line in text.splitlines() if line.startswith("largest batch that fits"))
     assert row.split()[-2:] == [str(largest)] * 2
     assert "Assumptions:" in text and "causal attention is counted in full" in text
+
+
+def test_plan_says_which_figures_of_the_machine_are_missing() -> None:
+    def told(machine: Machine, **options: Any) -> str:
+        planned = plan(linear, machine, sizes={"batch": 3}, search_batch=False, **options)
+        return " ".join(planned.assumptions)
+
+    without_float32 = replace(MACHINE, flops_per_s={"bfloat16": PEAK})
+    assert "no peak of test is known for float32" in told(without_float32)
+    assert "no peak of test is known for float32" in told(without_float32, mesh={"dp": 2})
+    assert "bandwidth (bytes_per_s) of test" in told(replace(MACHINE, bytes_per_s=None))
+    assert "not known" not in told(MACHINE)
