@@ -21,7 +21,8 @@ def roofline_data(profile: Profile, machine: Machine | None) -> Data | None:
     """Return roofs and points as plain data; None where the machine's bandwidth is not known.
 
     A point of a module is of its own operators in forward, without its children's, so that no
-    work is shown twice. A point of an operator is of all its calls with one dtype.
+    work is shown twice. A point of an operator is of all its calls with one dtype. "lower_bound"
+    is true of a point where some of its calls have no known cost.
 
     Example::
 
@@ -85,6 +86,7 @@ def _point(
             "attainable": limit.attainable_flops_per_s,
             "achieved": ratio(limit.cost.flops, seconds),
             "bound": limit.bound,
+            "lower_bound": any(op.uncounted for op in ops),
         }
     ]
 

@@ -125,7 +125,8 @@ def roofline(profile: Profile, machine: Machine | None = None, *, format: Format
     for key, marker, colour in (("modules", "o", _BLUE), ("operators", "D", _ORANGE)):
         _scatter(axes, data[key], key.capitalize(), marker, colour)
     axes.set_xlabel("Arithmetic intensity (FLOPs per byte)", fontsize=9)
-    axes.set_ylabel("FLOP/s", fontsize=9)
+    is_bound = any(point["lower_bound"] for point in (*data["modules"], *data["operators"]))
+    axes.set_ylabel(f"{'≥ ' if is_bound else ''}FLOP/s", fontsize=9)
     axes.grid(visible=True, which="major", color="#e3e6ea", linewidth=0.6)
     axes.set_axisbelow(True)
     if axes.get_legend_handles_labels()[0]:

@@ -231,6 +231,25 @@ def test_page_of_small_profiles_draws_every_part(
     assert len(report.texts("#roofline .point")) == len(placed)
 
 
+def test_points_of_a_roofline_that_are_lower_bounds_are_marked(
+    open_report: Callable[..., Report],
+) -> None:
+    exact, bound = (
+        module("Layer", name=name, ops=(op(f"lib.{name}", macs=7, n_bytes=(3, 2), **fields),))
+        for name, fields in (("exact", {}), ("bound", {"calls": 3, "uncounted": 2}))
+    )
+    report = open_report(Profile(root=place(module("Net", exact, bound))), machine=A100)
+    names, flops = (
+        report.column("roofline-table", report.heading("roofline-table", heading))
+        for heading in ("Name", "FLOPs")
+    )
+    assert dict(zip(names, flops, strict=True)) == {
+        name: f"{'≥ ' if 'bound' in name else ''}14"
+        for name in ("exact", "bound", "lib.exact", "lib.bound")
+    }
+    assert "mark ≥ have operators of no known cost" in report.texts("#roofline-note")[0]
+
+
 def test_page_without_its_policy_shows_messages_and_requests(driver: Any, tmp_path: Path) -> None:
     """The other tests rely on this to see what a page does."""
     path = tmp_path / "open.html"

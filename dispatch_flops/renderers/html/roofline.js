@@ -61,9 +61,9 @@ function pointText(point) {
   return [
     clipped(point.name),
     clipped(point.about),
-    `${countText(point.flops)} FLOPs · ${numberText(point.intensity)} FLOPs/byte`,
-    `achieved ${rateText(point.achieved)} of ${rateText(point.attainable)} attainable`
-      + (ratio(point.achieved, point.attainable) === null ? "" : ` (${fractionText(ratio(point.achieved, point.attainable))})`),
+    `${atLeast(countText(point.flops), point.lower_bound)} FLOPs · ${numberText(point.intensity)} FLOPs/byte`,
+    `achieved ${atLeast(rateText(point.achieved), point.lower_bound)} of ${rateText(point.attainable)} attainable`
+      + (ratio(point.achieved, point.attainable) === null ? "" : ` (${atLeast(fractionText(ratio(point.achieved, point.attainable)), point.lower_bound)})`),
     isAbove(point) ? "above the roof" : point.bound ? `bound by ${point.bound}` : "",
   ].filter(Boolean).join("\n");
 }
@@ -77,6 +77,7 @@ function fillRoofline(data) {
   const points = pointsOf(roofline);
   const notes = [`${roofline.machine}, ${scaled(roofline.bytes_per_s)}B/s. Points of modules are their own operators in the forward pass; points of operators are all their calls.`];
   if (roofline.modules_left_out) notes.push(`The ${exactText(roofline.modules_left_out)} modules with the fewest FLOPs are not drawn.`);
+  if (points.some((point) => point.lower_bound)) notes.push("Points with the mark ≥ have operators of no known cost; FLOPs per byte and attainable rates are of what was counted.");
   if (roofline.no_peak.length) notes.push(`No peak is known for ${roofline.no_peak.join(", ")}.`);
   byId("roofline-note").textContent = notes.join(" ");
   const above = points.filter(isAbove).length;
@@ -92,12 +93,13 @@ function fillRoofline(data) {
   drawOnResize(byId("roofline"), () => drawRoofline(byId("roofline"), roofline));
   byId("roofline-points").hidden = false;
   const number = (label, key, write) => ({ label, value: (row) => row[key], text: (row) => write(row[key]) });
+  const counted = (label, key, write) => ({ ...number(label, key, write), text: (row) => atLeast(write(row[key]), row.lower_bound) });
   makeTable(byId("roofline-table"), {
     caption: "The points of the roofline, the most FLOPs first", rows: [...points].sort((a, b) => b.flops - a.flops),
     columns: [
       { ...textColumn("Name", (row) => row.name, "name"), isHeader: true }, textColumn("Kind", (row) => row.kind), textColumn("About", (row) => row.about),
-      number("FLOPs", "flops", countText), number("FLOPs/byte", "intensity", numberText),
-      number("Achieved", "achieved", rateText), number("Attainable", "attainable", rateText),
+      counted("FLOPs", "flops", countText), number("FLOPs/byte", "intensity", numberText),
+      counted("Achieved", "achieved", rateText), number("Attainable", "attainable", rateText),
       textColumn("Bound by", (row) => (isAbove(row) ? "above the roof" : row.bound ?? "")),
     ],
   });

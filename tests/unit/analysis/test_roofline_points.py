@@ -5,7 +5,7 @@ from __future__ import annotations
 from dispatch_flops.analysis import Machine, roofline_data
 from dispatch_flops.analysis.roofline_points import MOST_POINTS
 from dispatch_flops.profile import Profile
-from tests.helpers.trees import module, op, place
+from tests.helpers.trees import module, op, place, unknown
 
 MACHINE = Machine(name="test", flops_per_s={"float32": 100.0}, bytes_per_s=10.0)
 
@@ -49,6 +49,21 @@ def test_roofline_data_of_operators_have_the_time_of_calls_that_have_shares() ->
     assert data is not None
     (point,) = data["operators"]
     assert point["achieved"] == 2 * (7 + 5) / 2.0
+
+
+def test_roofline_data_say_which_points_are_lower_bounds() -> None:
+    product = op("aten.mm.default", macs=6, n_bytes=(3, 1))
+    partly = op("lib.scan.default", macs=5, n_bytes=(2, 1), calls=3, uncounted=2)
+    layers = {
+        "exact": (product, unknown("lib.a.default", "backward")),
+        "beside": (product, unknown("lib.a.default")),
+        "partly": (product, partly),
+    }
+    root = module("Net", *(module("Layer", name=name, ops=ops) for name, ops in layers.items()))
+    data = roofline_data(Profile(root=place(root)), MACHINE)
+    assert data is not None
+    assert {p["name"] for p in data["modules"] if p["lower_bound"]} == {"beside", "partly"}
+    assert [p["name"] for p in data["operators"] if p["lower_bound"]] == ["lib.scan.default"]
 
 
 def test_roofline_data_without_a_bandwidth_are_none() -> None:

@@ -54,6 +54,11 @@ def test_axis_of_a_cost_alone_says_that_it_is_a_lower_bound() -> None:
         assert "≥" not in _comments(plots.top_modules(lower_bound(), by=by))  # type: ignore[arg-type]
 
 
+def test_axis_of_a_roofline_says_that_some_rates_are_lower_bounds() -> None:
+    assert "≥ FLOP/s" in _comments(plots.roofline(lower_bound(), A100))
+    assert "≥" not in _comments(plots.roofline(training_step(), A100))
+
+
 def test_figures_have_the_requested_format() -> None:
     assert plots.top_modules(training_step(), format="png").startswith(b"\x89PNG\r\n")
     assert plots.top_modules(training_step(), format="pdf").startswith(b"%PDF-")
