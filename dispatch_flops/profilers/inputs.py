@@ -54,7 +54,9 @@ def bind_inputs(
     inputs = make_inputs(model, input_shape, args, device)
     if not isinstance(kwargs or {}, Mapping):
         raise TargetError(f"kwargs is of type {type(kwargs).__name__}; pass a dict of named inputs")
-    named_inputs = move_to(dict(kwargs or {}), device)
+    inputs, named_inputs = move_to((inputs, dict(kwargs or {})), device)
+    if backward:
+        inputs, named_inputs = cut_off((inputs, named_inputs))
     method = _find_method(model, mode)
     forward = _bind(method, inputs, named_inputs)
     inner = unwrap(model)
@@ -71,7 +73,7 @@ def bind_inputs(
 def make_inputs(
     model: nn.Module, shape: Sequence[int] | None, args: Sequence[Any], device: str | None
 ) -> list[Any]:
-    """Return the positional inputs: ``args`` on ``device``, or a tensor of ones of ``shape``."""
+    """Return the positional inputs: ``args`` as given, or a tensor of ones of ``shape``."""
     if isinstance(args, (torch.Tensor, str)) or not isinstance(args or (), Iterable):
         raise TargetError(
             f"args is of type {type(args).__name__}; pass a list of the inputs, such as [x]"
@@ -79,7 +81,7 @@ def make_inputs(
     if isinstance(args, Mapping) and args:
         raise TargetError(f"args is of type {type(args).__name__}; pass it as kwargs")
     if shape is None:
-        return list(move_to(list(args or ()), device))
+        return list(args or ())
     if args:
         raise TargetError("input_shape and args are both given; pass only one of them")
     sizes = _sizes(shape)
@@ -95,7 +97,29 @@ def move_to(value: Any, device: str | None) -> Any:
     """Return nested inputs with their tensors on ``device``; unchanged for None."""
     if device is None:
         return value
-    return _torch.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
+    return _replace_tensors(value, lambda tensor: tensor.to(device))
+
+
+def cut_off(value: Any) -> Any:
+    """Return nested inputs with leaves in place of tensors that a graph computed.
+
+    Backward would follow that graph, free it, and leave gradients in what it started from.
+    """
+    return _replace_tensors(
+        value, lambda tensor: tensor if tensor.is_leaf else tensor.detach().requires_grad_()
+    )
+
+
+def _replace_tensors(value: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return nested inputs with each tensor replaced, once where it is given several times."""
+    replaced: dict[int, torch.Tensor] = {}
+
+    def new(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in replaced:
+            replaced[id(tensor)] = replace(tensor)
+        return replaced[id(tensor)]
+
+    return _torch.tree_map_only(torch.Tensor, new, value)
 
 
 def check_model(model: Any) -> None:

@@ -56,7 +56,7 @@ def profile_training_step(
     """
     with isolated(model, on_meta=device == "meta"):
         model.train()
-        calls = bind_inputs(model, None, args, kwargs, mode=mode, backward=False, device=device)
+        calls = bind_inputs(model, None, args, kwargs, mode=mode, backward=True, device=device)
         devices = Devices.at("meta") if device == "meta" else Devices.of(model.modules())
         trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:

@@ -132,3 +132,34 @@ def test_missing_input_adds_a_note_to_the_type_error() -> None:
     with pytest.raises(TypeError) as raised:
         profile_model(nn.Linear(2, 3), args=[torch.ones(2)], kwargs={"nope": 1})
     assert not hasattr(raised.value, "__notes__")
+
+
+@pytest.mark.parametrize("device", [None, "meta"])
+def test_backward_ends_at_the_inputs(device: str | None) -> None:
+    given = torch.ones(B, 5, requires_grad=True)
+    computed = given * 3
+    profile = profile_model(Net(), args=[computed], backward=True, device=device)
+    assert profile.total("backward").macs == 2 * B * 5 * 7 + 2 * B * 7 * 3
+    assert not [op for op in profile.outside.ops if op.phase == "backward"]
+    assert given.grad is None
+    computed.sum().backward()  # its graph is still there
+    assert given.grad is not None
+
+
+def test_backward_to_a_leaf_that_is_moved_to_meta() -> None:
+    given = torch.ones(B, 5, requires_grad=True)
+    profile = profile_model(Net(), args=[given], backward=True, device="meta")
+    assert profile.total("backward").macs == 2 * B * 5 * 7 + 2 * B * 7 * 3
+    assert given.grad is None
+
+
+class Addition(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+
+def test_tensor_that_is_given_twice_stays_one() -> None:
+    x = torch.ones(B, 5)
+    for device in (None, "meta"):
+        profile = profile_model(Addition(), args=[x], kwargs={"y": x}, device=device)
+        assert profile.total().bytes_total == 2 * (B * 5) * 4  # read once, written once
