@@ -108,6 +108,14 @@ def inclusive(root: ModuleNode, phase: Phase | None = None) -> dict[str, Figures
 
 def tree_figures(root: ModuleNode, phase: Phase | None) -> dict[str, Figures]:
     """Return what ``inclusive`` does, for a phase that may occur in other trees only."""
+    # A printout asks several times, and a tree is frozen: it keeps what was computed.
+    kept: dict[Phase | None, dict[str, Figures]] = vars(root).setdefault("_figures", {})
+    if phase not in kept:
+        kept[phase] = _tree_figures(root, phase)
+    return kept[phase].copy()
+
+
+def _tree_figures(root: ModuleNode, phase: Phase | None) -> dict[str, Figures]:
     root.total()  # computes the totals of all nodes below in one walk
     nodes = list(root.walk())
     found: dict[str, Figures] = {}

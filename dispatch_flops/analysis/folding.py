@@ -60,7 +60,10 @@ def _own_shape(node: ModuleNode) -> object:
         node.trainable_params,
         node.tokens,
         node.output_shapes,
-        tuple(dataclasses.replace(op, latency_s=None) for op in node.ops),
+        tuple(
+            op if op.latency_s is None else dataclasses.replace(op, latency_s=None)
+            for op in node.ops
+        ),
     )
 
 

@@ -29,6 +29,8 @@ def inexact_latencies(root: ModuleNode, timing: StepTiming) -> frozenset[str]:
             print(node.fqn, "~" if node.fqn in inexact else "", node.latency_s)
     """
     latencies = inclusive(root)
+    if latencies[root.fqn].latency_s is None:  # neither the root nor anything below was timed
+        return frozenset()
     least: dict[str, float] = {}
     spread: dict[str, float] = {}
     inexact = set()

@@ -232,8 +232,11 @@ class Profile:
 
     def op_totals(self) -> Iterator[OpTotal]:
         """Yield every ``OpTotal`` of every node."""
-        for node in self.nodes():
-            yield from node.ops
+        yield from self._op_totals
+
+    @cached_property
+    def _op_totals(self) -> tuple[OpTotal, ...]:
+        return tuple(op for node in self.nodes() for op in node.ops)
 
     @overload
     def comm_by(self, by: Literal["module", "phase", "kind"]) -> dict[str, CommCost]: ...

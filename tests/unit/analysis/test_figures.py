@@ -41,6 +41,12 @@ def test_inclusive_of_a_phase_sums_module_and_children() -> None:
     assert backward["0"].latency_s is None
 
 
+def test_inclusive_does_not_return_what_a_caller_changed() -> None:
+    root = training_step().root
+    analysis.inclusive(root, "forward").clear()
+    assert analysis.inclusive(root, "forward")[""].cost.macs == 2 * MACS
+
+
 def test_inclusive_of_an_unmeasured_container_sums_latencies_of_children() -> None:
     root = unmeasured().root
     figures = analysis.inclusive(root)
