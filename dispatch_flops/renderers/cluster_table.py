@@ -170,7 +170,8 @@ def _spread_row(by: By, spread: Spread, mark: str, label: str | None = None) -> 
         _text(by, spread.maximum, mark),
         number_text(spread.imbalance),
         _straggler_text(spread),
-        "-" if by == "params" else _text(by, spread.total, mark),  # replicas hold the same
+        # Replicas hold the same parameters, and ranks run at once.
+        "-" if by in ("params", "time") else _text(by, spread.total, mark),
     ]
 
 

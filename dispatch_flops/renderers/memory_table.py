@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from dispatch_flops.analysis.figures import walk_with_depth
-from dispatch_flops.profile import MemoryProfile, ModuleMemory, PeakMoment, Profile
+from dispatch_flops.profile import MemoryProfile, PeakMoment, Profile
 from dispatch_flops.profile.cost import Phase, in_order
 from dispatch_flops.renderers.text import alignment, at_least, code, one_line, table
 from dispatch_flops.renderers.view import View
@@ -42,7 +40,7 @@ def render(profile: Profile, view: View | None = None) -> str:
     peak = profile.memory.peak(view.phase)
     if peak is not None:
         parts.append(_uses(profile, profile.memory, view))
-    parts.append(_modules(profile, view))
+    parts.append(_modules(profile, profile.memory, view))
     if profile.memory.decomposed:
         parts.append(
             "These ran on the meta device by other operators than a device's kernels: "
@@ -76,7 +74,7 @@ def _peak_line(profile: Profile, memory: MemoryProfile, phase: Phase | None) -> 
     if memory.peak(phase) is None:
         return "Nothing was allocated."
     others = [
-        f"{one_line(device.device)} {bytes_text(device.peak_bytes)}"
+        f"{one_line(device.device)} {marked_bytes(device.peak_bytes, memory)}"
         for device in memory.devices[1:]
     ]
     also = f"; also {', '.join(others)}" if others else ""
@@ -114,7 +112,7 @@ def _uses(profile: Profile, memory: MemoryProfile, view: View) -> str:
     return table(header, rows, alignment(len(header), left=3), view.style)
 
 
-def _modules(profile: Profile, view: View) -> str:
+def _modules(profile: Profile, memory: MemoryProfile, view: View) -> str:
     trees = (profile.root, profile.outside)
     phases = in_order(
         phase
@@ -130,7 +128,14 @@ def _modules(profile: Profile, view: View) -> str:
             if node.memory is not None and (view.depth is None or level <= view.depth):
                 pad = " " * level if view.style == "plain" else ""
                 label = code(node.fqn or tree.class_name, view.style)
-                rows.append([pad + label, *_cells(node.memory, held, phases)])
+                peaks = (node.memory.peak_bytes.get(phase) for phase in phases)
+                rows.append(
+                    [
+                        pad + label,
+                        *(bytes_text(getattr(node.memory.total, name)) for name in held),
+                        *("" if peak is None else marked_bytes(peak, memory) for peak in peaks),
+                    ]
+                )
     header = [
         "Module",
         *(HELD_LABELS[name] for name in held),
@@ -147,11 +152,3 @@ def held_names(profile: Profile) -> tuple[str, ...]:
         for name in HELD_LABELS
         if name not in _OPTIONAL or any(getattr(total, name) for total in totals)
     )
-
-
-def _cells(memory: ModuleMemory, held: tuple[str, ...], phases: tuple[Phase, ...]) -> Iterator[str]:
-    for name in held:
-        yield bytes_text(getattr(memory.total, name))
-    for phase in phases:
-        peak = memory.peak_bytes.get(phase)
-        yield "" if peak is None else bytes_text(peak)

@@ -525,6 +525,19 @@ def test_memory_and_communication_are_shown_where_they_were_taken(
     assert report.column("modules", report.heading("modules", "Payload")) == ["69 B", "69 B"]
 
 
+def test_peaks_that_are_not_exact_are_marked(open_report: Callable[..., Report]) -> None:
+    profile, memory = with_timelines(), with_timelines().memory
+    assert memory is not None
+    lower = dataclasses.replace(memory, unseen=("lib.kernel",))
+    about = dataclasses.replace(memory, decomposed=("aten.lstm.input",))
+    for changed, mark in ((lower, "≥ "), (about, "~")):
+        report = open_report(dataclasses.replace(profile, memory=changed))
+        peaks = [text.split(": ")[1] for text in report.texts("#memory-peaks dt")]
+        assert peaks and all(text.startswith(mark) for text in peaks)
+        peak = report.heading("memory-modules", "Peak")
+        assert all(text.startswith(mark) for text in report.column("memory-modules", peak))
+
+
 def moments(*points: tuple[int, Phase, dict[str, int]]) -> tuple[MemoryPoint, ...]:
     return tuple(
         MemoryPoint(

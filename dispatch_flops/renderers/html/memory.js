@@ -4,6 +4,9 @@ const ROLE_COLOURS = 10;     // roles of another release of dispatch_flops have 
 
 const roleFill = (role, memory) => (memory.roles.indexOf(role) < ROLE_COLOURS ? `fill-${memory.roles.indexOf(role)}` : "fill-plain");
 
+// As marked_bytes does in a printout.
+const markedBytes = (count, memory) => (memory.approximate ? about(bytesText(count), true) : atLeast(bytesText(count), memory.lower_bound));
+
 // tables: what the table of modules has in common with the one of costs.
 // Returns the table of what modules hold; null where no memory was followed.
 function fillMemory(data, tables) {
@@ -26,7 +29,7 @@ function fillMemory(data, tables) {
     });
     const label = `${peak.phase}${isOneDevice ? "" : ` on ${peak.device}`}`;
     const listed = roles.filter((role) => peak.roles[role]).map((role) => `${role} ${bytesText(peak.roles[role])}`).join(", ");
-    return element("div", {}, element("dt", { text: `${label}: ${bytesText(peak.bytes)}` }), element("dd", {}, element("div", { className: "bar", role: "img", "aria-label": listed }, ...parts)));
+    return element("div", {}, element("dt", { text: `${label}: ${markedBytes(peak.bytes, memory)}` }), element("dd", {}, element("div", { className: "bar", role: "img", "aria-label": listed }, ...parts)));
   }));
   drawOnResize(byId("memory-map"), () => drawMemory(byId("memory-map"), memory));
   makeTable(byId("memory-table"), {
@@ -48,7 +51,7 @@ function fillHeld({ memory }, tables) {
   byId("memory-held").hidden = false;
   const held = (of, index) => memory.held.reduce((sum, [name]) => sum + of.columns.held[name][index], 0);
   const share = (of, index) => ratio(held(of, index), held(of, of.columns.fqn.indexOf("")));
-  const bytes = (label, value) => ({ label, value, text: (of, index) => (value(of, index) === null ? "" : bytesText(value(of, index))), exact: (of, index) => (value(of, index) === null ? "" : exactText(value(of, index))) });
+  const bytes = (label, value, write = bytesText) => ({ label, value, text: (of, index) => (value(of, index) === null ? "" : write(value(of, index))), exact: (of, index) => (value(of, index) === null ? "" : exactText(value(of, index))) });
   return makeTreeTable(byId("memory-modules"), {
     ...tables,
     caption: "What modules hold, with all below them. Activations are those kept for backward. Peak: the most that was allocated, by any module, while the module ran",
@@ -56,14 +59,14 @@ function fillHeld({ memory }, tables) {
     columns: [
       { label: "Held", value: held, cell: (of, index) => barCell(bytesText(held(of, index)), share(of, index)), exact: (of, index) => exactText(held(of, index)) },
       ...memory.held.map(([name, label]) => bytes(label, (of, index) => of.columns.held[name][index])),
-      bytes("Peak", (of, index) => of.columns.peak[index]),
+      bytes("Peak", (of, index) => of.columns.peak[index], (count) => markedBytes(count, memory)),
     ],
   });
 }
 
 // The peak's roles, and in each the modules that allocated it.
 function drawMemory(place, memory) {
-  const areas = [{ id: "peak", parent: "", size: memory.peak, lines: ["Peak", "", bytesText(memory.peak)], fill: "fill-plain" }];
+  const areas = [{ id: "peak", parent: "", size: memory.peak, lines: ["Peak", "", markedBytes(memory.peak, memory)], fill: "fill-plain" }];
   const roles = Map.groupBy(memory.uses, (use) => use.role);
   for (const [role, uses] of roles) {
     const size = uses.reduce((sum, use) => sum + use.bytes, 0);

@@ -32,6 +32,7 @@ def memory_data(profile: Profile, machine: Machine | None) -> Data | None:
         "peak": memory.peak_bytes,
         "text": memory_text(profile),
         "lower_bound": memory.is_lower_bound,
+        "approximate": memory.is_approximate,
         "unseen": list(memory.unseen),
         "decomposed": list(memory.decomposed),
         "device": memory.devices[0].device,

@@ -28,6 +28,7 @@ def test_figures_over_ranks_are_shown_with_their_straggler() -> None:
     assert row == ["MACs", "6 MACs", "22 MACs", "1.69", "rank 3", "52 MACs"]
     row = [cell.strip() for cell in cells(text, "Communication")]
     assert row == ["Communication", "64 B", "320 B", "2.5", "rank 3", "512 B"]
+    assert cells(text, "Time")[-1].strip() == "-"  # ranks run at once
 
 
 def test_uneven_ranks_have_rows_of_their_own_and_equal_ones_share_a_row() -> None:

@@ -136,6 +136,9 @@ def test_peak_with_unknown_workspaces_is_marked_and_they_are_named() -> None:
     memory = dataclasses.replace(MEMORY, unseen=("aten.convolution.default",))
     text = memory_table.render(dataclasses.replace(PROFILE, memory=memory))
     assert text.startswith("Peak >= 12 KB")
+    assert text.splitlines()[0].endswith("; also cpu >= 24 B")
+    modules = next(line for line in text.splitlines() if line.split()[:1] == ["Net"])
+    assert cells(modules)[-3:] == ["5 KB", ">= 9 KB", ">= 12 KB"]  # what it holds is known
     assert text.endswith("allocate for themselves is not known: aten.convolution.default")
 
 
@@ -144,6 +147,7 @@ def test_peak_of_decomposed_operators_is_marked_as_approximate_and_they_are_name
     assert memory.is_approximate and not memory.is_lower_bound
     text = memory_table.render(dataclasses.replace(PROFILE, memory=memory))
     assert text.startswith("Peak ~ 12 KB")
+    assert cells(next(line for line in text.splitlines() if "Net  " in line))[-1] == "~ 12 KB"
     assert "by other operators than a device's kernels: aten.lstm.input" in text
 
 
