@@ -56,6 +56,7 @@ def profile_training_step(
     """
     with isolated(model, on_meta=device == "meta"):
         model.train()
+        # With backward, so that the step's own ends at the inputs.
         calls = bind_inputs(model, None, args, kwargs, mode=mode, backward=True, device=device)
         devices = Devices.at("meta") if device == "meta" else Devices.of(model.modules())
         trained = [p for p in model.parameters() if p.requires_grad]

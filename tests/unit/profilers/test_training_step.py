@@ -33,6 +33,13 @@ class Net(nn.Module):
         return SimpleNamespace(loss=out.square().sum()) if self.kind == "object" else out
 
 
+def test_backward_of_a_training_step_ends_at_the_inputs() -> None:
+    given = torch.ones(B, D, requires_grad=True)
+    profile = profile_training_step(Net(), [given.exp()])
+    assert profile.total("backward").macs == 2 * B * D * H
+    assert given.grad is None
+
+
 def test_training_step_counts_all_phases() -> None:
     profile = profile_training_step(Net(), [torch.ones(B, D)])
     assert profile.total("forward").macs == B * D * H
