@@ -106,7 +106,7 @@ def counting_backend(
         Compiler(backend, mode, options),
         _as_models(model),
         conventions=Conventions(causal=causal, flops=flops),
-        own_rules=registry.rules_from(custom_mapping or {}),
+        own_rules=registry.own_rules(custom_mapping),
         strict=strict,
         machine=machine,
         window=window,

@@ -14,6 +14,7 @@ from torch import distributed
 
 from dispatch_flops import _torch
 from dispatch_flops.analysis.machines import is_finite
+from dispatch_flops.distributed.watchdog import LONGEST_S
 from dispatch_flops.errors import ConfigError, NotProfiledError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
@@ -57,16 +58,18 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
         raise NotProfiledError(
             "a simulated rank has no other ranks; simulate() merges their profiles"
         )
-    box = _Box(_torch.default_store(), next(_numbers), time.monotonic() + timeout_s)
+    box = _Box(_torch.default_store(), next(_numbers), time.monotonic() + min(timeout_s, LONGEST_S))
     profile = _with_rank(profile, rank, world_size)
     if rank != dst:
         box.send(rank, profile)
         return None
     found = {rank: profile}
-    for other in range(world_size):
-        if other != rank and (received := box.receive(other)) is not None:
-            found[other] = received
-    box.confirm()
+    try:
+        for other in range(world_size):
+            if other != rank and (received := box.receive(other)) is not None:
+                found[other] = received
+    finally:
+        box.confirm()
     missing = [other for other in range(world_size) if other not in found]
     cluster = ClusterProfile.merge(found[other] for other in sorted(found))
     if not missing:

@@ -14,6 +14,9 @@ from dispatch_flops.errors import TargetError
 # must not meet the block's own cleaning up.
 _AGAIN_S = 3.0
 
+LONGEST_S = 1e9
+"""The longest time that timers are given: more, and the clocks of torch and the system overflow."""
+
 
 class _OutOfTimeError(KeyboardInterrupt):
     """Ends the block as Ctrl-C does, so that ``except Exception`` does not catch it."""
@@ -31,7 +34,7 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
         return
     signal.signal(signal.SIGALRM, _interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
+        signal.setitimer(signal.ITIMER_REAL, min(seconds, LONGEST_S), _AGAIN_S)
         yield
     except _OutOfTimeError:
         raise TargetError(

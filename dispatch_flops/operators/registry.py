@@ -349,6 +349,16 @@ def rules_from(mapping: Mapping[Any, Formula]) -> dict[Any, Rule]:
     }
 
 
+def own_rules(custom_mapping: Mapping[Any, Formula] | None) -> dict[Any, Rule]:
+    """Return the rules of one counter's ``custom_mapping``, whose name errors give."""
+    if custom_mapping is None:
+        return {}
+    try:
+        return rules_from(custom_mapping)
+    except (UnknownOperatorError, FormulaError) as error:
+        raise type(error)(f"custom_mapping: {error}") from None
+
+
 def lookup(
     op: Any, extra: Mapping[Any, Rule] | None = None, *, home: int | None = None
 ) -> Rule | None:

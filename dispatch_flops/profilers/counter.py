@@ -122,7 +122,7 @@ class FlopCounterMode(ProfileHolder):
         self.depth = depth
         self.display = display
         self._strict = strict
-        self._own_rules = registry.rules_from(custom_mapping or {})
+        self._own_rules = registry.own_rules(custom_mapping)
         self._conventions = Conventions(
             causal=causal, subclass=subclass, meta_value=meta_value, flops=flops, target=target
         )

@@ -94,7 +94,7 @@ class FlopsProfiler(ProfileHolder):
         ignore_list: classes of modules to exclude, as ``ignore_modules`` of ``profile_model``.
         """
         self.drop_profile()
-        self._ignored = module_classes(ignore_list)
+        self._ignored = module_classes("ignore_list", ignore_list)
         counter = FlopCounterMode(self.model, display=False, latency=True, flops=self._counted)
         counter.__enter__()
         self._counter = counter

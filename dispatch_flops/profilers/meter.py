@@ -131,7 +131,7 @@ class FlopMeter(MeteredRun):
         self._counter = StepCounter(
             model,
             Conventions(causal=causal, flops=flops),
-            registry.rules_from(custom_mapping or {}),
+            registry.own_rules(custom_mapping),
         )
         self._state = ModelState(model)
         self._hooks = MeterHooks(

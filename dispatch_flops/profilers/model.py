@@ -102,7 +102,7 @@ def profile_model(
     device = None if device is None else str(device)
     check_model(model)
     _check_options(device, warm_up, repeats, notify)
-    excluded = module_classes(ignore_modules)
+    excluded = module_classes("ignore_modules", ignore_modules)
     counter = FlopCounterMode(
         model,
         display=False,
@@ -136,14 +136,14 @@ def profile_model(
     return profile
 
 
-def module_classes(given: Any) -> tuple[type[nn.Module], ...]:
-    """Return the classes of modules to exclude, given as a list, as one class, or as None."""
+def module_classes(name: str, given: Any) -> tuple[type[nn.Module], ...]:
+    """Return the classes that a parameter gives as a list, as one class, or as None."""
     if given is None:
         return ()
     classes = tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(isinstance(cls, type) and issubclass(cls, nn.Module) for cls in classes):
         raise TargetError(
-            f"{given!r:.100} is not a list of module classes; pass classes, such as [nn.Linear]"
+            f"{name}={given!r:.100}: pass a list of module classes, such as [nn.Linear]"
         )
     return classes
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import distributed, nn
 
 from dispatch_flops.distributed import gather
-from dispatch_flops.errors import ConfigError, NotProfiledError
+from dispatch_flops.errors import ConfigError, NotProfiledError, ProfileFormatError
+from dispatch_flops.profile import Profile
 from tests.helpers.profiling import profile_of
 from tests.helpers.ranks import run_on_ranks
 
@@ -80,6 +83,26 @@ def test_gather_merges_the_other_ranks_when_one_was_killed(tmp_path: Path) -> No
     note = "no profile arrived from rank 1 within 3 s"
     assert first == ([0, 2], (1,), (note,), 1 * 3 * 5 + 3 * 3 * 5)
     assert third is None
+
+
+def gather_what_rank_0_cannot_read() -> str:
+    """Gather on rank 0 a profile of rank 1 that another release wrote."""
+    profile = profile_of(nn.Linear(3, 5), torch.ones(7, 3))
+    start = time.monotonic()
+    written = '{"schema_version": 0}' if distributed.get_rank() else profile.to_json()
+    with patch.object(Profile, "to_json", lambda self: written):
+        try:
+            gather(profile, timeout_s=30)
+        except ProfileFormatError:
+            return "unreadable"
+    return "went on" if time.monotonic() - start < 20 else "waited"
+
+
+@pytest.mark.slow
+def test_gather_of_a_profile_that_cannot_be_read_lets_its_rank_go_on(tmp_path: Path) -> None:
+    workload = "gather_what_rank_0_cannot_read"
+    results = run_on_ranks(__file__, [workload], 2, tmp_path)
+    assert results.of(workload) == ["unreadable", "went on"]
 
 
 @pytest.mark.parametrize("dst", [-1, 1, "0", None])
