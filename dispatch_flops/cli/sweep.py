@@ -122,7 +122,8 @@ def _show(rows: Sequence[Row], options: Namespace) -> None:
         style = table_style(options.format)
         parts = [_table(rows, style), _scaling_table(rows, style)]
         if rows[0].point is not None:
-            parts.append(note_on(rows[0].point.machine))
+            is_bound = any(row.profile.is_lower_bound for row in rows)
+            parts.append(note_on(rows[0].point.machine, is_lower_bound=is_bound))
         text = "\n\n".join(part for part in parts if part)
     emit(text, options.output)
 

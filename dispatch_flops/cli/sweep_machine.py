@@ -83,6 +83,7 @@ def columns_for(profiles: Sequence[Profile]) -> tuple[MachineColumn, ...]:
     return (*COLUMNS, FITS) if has_peaks else COLUMNS
 
 
-def note_on(machine: Machine) -> str:
+def note_on(machine: Machine, *, is_lower_bound: bool) -> str:
     """Return what the columns are, in words."""
-    return f"Least time, attainable rate and MFU ceiling are of unfused operators on {machine.name}"
+    text = f"Least time, attainable rate and MFU ceiling are of unfused operators on {machine.name}"
+    return f"{text}, and of what was counted" if is_lower_bound else text

@@ -64,6 +64,16 @@ def of_machine(profiles: Iterable[Profile], machine: Machine) -> Iterator[str]:
         )
 
 
+def of_unknown_costs(profiles: Iterable[Profile]) -> Iterator[str]:
+    """Yield which operators these runs count nothing for, and what that does to the figures."""
+    names = sorted({name for run in profiles for name in run.uncounted_ops()})
+    if names:
+        yield (
+            f"no cost is known for {first_names(names)}: FLOPs, bytes and times are lower bounds, "
+            "and MFU is of what was counted"
+        )
+
+
 def of_communication(machine: Machine) -> Iterator[str]:
     """Yield how communication is timed."""
     yield (

@@ -23,7 +23,7 @@ from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.memory.caches import tensors_of_cache
 from dispatch_flops.operators.conventions import Causal, Target
 from dispatch_flops.operators.memory import nbytes
-from dispatch_flops.planning.assumptions import of_machine, of_memory
+from dispatch_flops.planning.assumptions import of_machine, of_memory, of_unknown_costs
 from dispatch_flops.planning.model_inputs import check_on_meta
 from dispatch_flops.planning.packed_sequences import (
     NewTokens,
@@ -296,6 +296,7 @@ class _Planner:
             )
         profiles = [step.profile for choice in choices for step in choice.passes]
         found += of_machine(profiles, self.machine)
+        found += of_unknown_costs(profiles)
         found += of_memory(profile.memory for profile in profiles)
         return found
 

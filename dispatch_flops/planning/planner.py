@@ -21,6 +21,7 @@ from dispatch_flops.planning.assumptions import (
     of_machine,
     of_memory,
     of_sharding,
+    of_unknown_costs,
 )
 from dispatch_flops.planning.meshes import check_dims, is_job, observed_samples, of_all_ranks
 from dispatch_flops.planning.model_inputs import converted, model_and_inputs, samples_and_tokens
@@ -298,7 +299,9 @@ class _Planner:
                 "parameters' dtype; a steady step, gradients freed at its end"
             )
             found.append("gradients start at the model's loss, or at the sum of its outputs")
-        found += of_machine([run for step in steps for run in profiles_of(step)], self.machine)
+        profiles = [run for step in steps for run in profiles_of(step)]
+        found += of_machine(profiles, self.machine)
+        found += of_unknown_costs(profiles)
         found += of_memory(step.memory for step in steps)
         return found
 

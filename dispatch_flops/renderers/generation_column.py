@@ -25,16 +25,17 @@ _NONE = "none"
 
 def generation_column(choice: PlannedGeneration) -> dict[str, str]:
     """Return ``{name: text}``."""
+    memory = choice.highest.profile.memory
     column = {
         "parameters": params_text(choice.passes[0].profile.total_params),
         "KV cache at the end": bytes_text(choice.cache_bytes),
-        "memory": peak_text(choice.highest.profile.memory),
+        "memory": peak_text(memory),
         **{f"  {role}": bytes_text(n) for role, n in (choice.highest.memory_by_role or {}).items()},
         "fits": fits_text(choice.fits),
-        "headroom": headroom_text(choice.headroom_bytes),
+        "headroom": headroom_text(choice.headroom_bytes, memory),
     }
     if choice.largest_batch is not None:
-        column["largest batch that fits"] = largest_text(choice)
+        column["largest batch that fits"] = largest_text(choice, memory)
     if choice.prefill is not None:
         column |= _pass("prefill", choice.prefill)
     if choice.decode is not None:
@@ -55,13 +56,14 @@ def generation_column(choice: PlannedGeneration) -> dict[str, str]:
 
 def _pass(name: str, step: GenerationStep) -> dict[str, str]:
     profile, bounds = step.profile, step.bounds
+    is_bound = profile.is_lower_bound
     return {
-        f"{name}, FLOPs": at_least(count_text(profile.total().flops), profile.is_lower_bound),
-        f"{name}, computing": seconds_text(bounds.compute_s),
+        f"{name}, FLOPs": at_least(count_text(profile.total().flops), is_bound),
+        f"{name}, computing": at_least(seconds_text(bounds.compute_s), is_bound),
         f"{name}, reading parameters and cache": seconds_text(step.reading_s),
-        f"{name}, least time": seconds_text(step.fused_s),
-        f"{name}, unfused": seconds_text(bounds.least_s),
-        f"{name}, nothing hidden": seconds_text(bounds.serial_s),
+        f"{name}, least time": at_least(seconds_text(step.fused_s), is_bound),
+        f"{name}, unfused": at_least(seconds_text(bounds.least_s), is_bound),
+        f"{name}, nothing hidden": at_least(seconds_text(bounds.serial_s), is_bound),
         f"{name}, bound by": step.bound or NOT_AVAILABLE,
     }
 

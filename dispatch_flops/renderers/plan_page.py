@@ -23,7 +23,7 @@ from dispatch_flops.renderers.plan_texts import (
     range_text,
     seconds_range_text,
 )
-from dispatch_flops.renderers.text import one_line
+from dispatch_flops.renderers.text import at_least, one_line
 from dispatch_flops.renderers.view import View
 from dispatch_flops.units import bytes_text, fraction_text
 
@@ -79,15 +79,18 @@ def _step(step: PlannedStep) -> Data:
         details.append(f"{range_text(step.tokens_per_s)} tokens/s at most")
     return {
         "fits": step.fits,
-        "fit": _fit_text(step),
-        "value": seconds_range_text(bounds.fused_s, bounds.serial_s),
-        "details": [*details, *_largest(step)],
+        "fit": _fit_text(step, step.memory),
+        "value": at_least(
+            seconds_range_text(bounds.fused_s, bounds.serial_s), step.profile.is_lower_bound
+        ),
+        "details": [*details, *_largest(step, step.memory)],
         "times": {"Step": _times(bounds.fused_s, bounds.least_s, bounds.serial_s)},
         **_memory(step.memory),
     }
 
 
 def _generation(choice: PlannedGeneration) -> Data:
+    memory = choice.highest.profile.memory
     details = [f"KV cache {bytes_text(choice.cache_bytes)}"]
     times = {}
     if choice.prefill is not None:
@@ -102,11 +105,11 @@ def _generation(choice: PlannedGeneration) -> Data:
         details.append(f"bound by {last.bound}" if last.bound else "")
     return {
         "fits": choice.fits,
-        "fit": _fit_text(choice),
+        "fit": _fit_text(choice, memory),
         "value": f"{range_text(last.tokens_per_s)} tokens/s",
-        "details": [*filter(None, details), *_largest(choice)],
+        "details": [*filter(None, details), *_largest(choice, memory)],
         "times": times,
-        **_memory(choice.highest.profile.memory),
+        **_memory(memory),
     }
 
 
@@ -118,16 +121,17 @@ def _times(low: float | None, middle: float | None, high: float | None) -> Data:
     return {"low": low, "middle": middle, "high": high}
 
 
-def _fit_text(choice: MemoryFit) -> str:
+def _fit_text(choice: MemoryFit, memory: MemoryProfile | None) -> str:
     if choice.fits is None:
         return "capacity unknown" if choice.peak_bytes is not None else "memory not followed"
-    return f"fits, {headroom_text(choice.headroom_bytes)} free" if choice.fits else "does not fit"
+    free = headroom_text(choice.headroom_bytes, memory)
+    return f"fits, {free} free" if choice.fits else "does not fit"
 
 
-def _largest(choice: MemoryFit) -> list[str]:
+def _largest(choice: MemoryFit, memory: MemoryProfile | None) -> list[str]:
     if choice.largest_batch is None:
         return []
-    return [f"largest batch that fits: {largest_text(choice)}"]
+    return [f"largest batch that fits: {largest_text(choice, memory)}"]
 
 
 def _memory(memory: MemoryProfile | None) -> Data:

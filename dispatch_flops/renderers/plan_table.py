@@ -87,24 +87,24 @@ def _column(step: PlannedStep) -> dict[str, str]:
         "memory": peak_text(step.memory),
         **{f"  {role}": bytes_text(count) for role, count in (step.memory_by_role or {}).items()},
         "fits": fits_text(step.fits),
-        "headroom": headroom_text(step.headroom_bytes),
+        "headroom": headroom_text(step.headroom_bytes, step.memory),
     }
     if step.largest_batch is not None:
-        column["largest batch that fits"] = largest_text(step)
+        column["largest batch that fits"] = largest_text(step, step.memory)
     if step.cluster is not None:
         column |= _flops_of_all(step.cluster)
     column |= {
         "model FLOPs": at_least(count_text(profile.model_total().flops), is_bound),
         "hardware FLOPs": at_least(count_text(profile.total().flops), is_bound),
         "bytes moved": at_least(bytes_text(profile.total().bytes_total), is_bound),
-        "computing": seconds_text(bounds.compute_s),
-        "moving": seconds_text(bounds.memory_s),
+        "computing": at_least(seconds_text(bounds.compute_s), is_bound),
+        "moving": at_least(seconds_text(bounds.memory_s), is_bound),
         "communicating": seconds_text(bounds.communication_s),
         **_communication(step.cluster),
         "operators": count_text(bounds.operators),
-        "step, all traffic saved": seconds_text(bounds.fused_s),
-        "step, unfused": seconds_text(bounds.least_s),
-        "step, nothing hidden": seconds_text(bounds.serial_s),
+        "step, all traffic saved": at_least(seconds_text(bounds.fused_s), is_bound),
+        "step, unfused": at_least(seconds_text(bounds.least_s), is_bound),
+        "step, nothing hidden": at_least(seconds_text(bounds.serial_s), is_bound),
         "bound by": bounds.bound or NOT_AVAILABLE,
         "MFU ceiling, unfused": fraction_text(bounds.mfu_ceiling[0]),
         "MFU ceiling": fraction_text(bounds.mfu_ceiling[1]),

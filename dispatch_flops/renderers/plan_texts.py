@@ -5,7 +5,6 @@ from __future__ import annotations
 from dispatch_flops.analysis.memory_fit import MemoryFit
 from dispatch_flops.profile import MemoryProfile
 from dispatch_flops.renderers.memory_table import marked_bytes
-from dispatch_flops.renderers.text import at_least
 from dispatch_flops.units import NOT_AVAILABLE, bytes_text, count_text, seconds_text
 
 
@@ -19,16 +18,29 @@ def peak_text(memory: MemoryProfile | None) -> str:
     return NOT_AVAILABLE if memory is None else marked_bytes(memory.peak_bytes, memory)
 
 
-def headroom_text(free: float | None) -> str:
-    """Return free bytes as text, negative where memory is missing."""
+def headroom_text(free: float | None, memory: MemoryProfile | None) -> str:
+    """Return free bytes as text, negative where memory is missing; marked as the peak is."""
     if free is None:
         return NOT_AVAILABLE
-    return bytes_text(int(free)) if free >= 0 else f"-{bytes_text(int(-free))}"
+    text = bytes_text(int(free)) if free >= 0 else f"-{bytes_text(int(-free))}"
+    return _at_most(text, memory)
 
 
-def largest_text(choice: MemoryFit) -> str:
+def largest_text(choice: MemoryFit, memory: MemoryProfile | None) -> str:
     """Return the largest batch that fits; more may fit than was searched."""
-    return at_least(str(choice.largest_batch), choice.largest_batch_is_lower_bound)
+    text = str(choice.largest_batch)
+    if choice.largest_batch_is_lower_bound:
+        return f">= {text}"
+    return _at_most(text, memory)
+
+
+def _at_most(text: str, memory: MemoryProfile | None) -> str:
+    """Return what this memory leaves, marked with ``<=`` or ``~`` where the peak is not exact."""
+    if memory is None:
+        return text
+    if memory.is_approximate:
+        return f"~ {text}"
+    return f"<= {text}" if memory.is_lower_bound else text
 
 
 def range_text(rates: tuple[float | None, float | None]) -> str:

@@ -1,13 +1,13 @@
 // Builds the page of a plan: its choices side by side.
 
 const roleFill = (role) => (data.roles.includes(role) ? `fill-${data.roles.indexOf(role)}` : "fill-plain");
-const readable = (text) => text.replaceAll(">=", "≥");
+const readable = (text) => text.replaceAll(">=", "≥").replaceAll("<=", "≤");
 
 function fillChoices() {
   byId("choices").replaceChildren(...data.choices.map((choice) => element("div", {},
     element("dt", { text: choice.label }),
     element("dd", { text: readable(choice.value), className: "value" }),
-    element("dd", { text: choice.fit, className: choice.fits === false ? "detail unknown" : "detail" }),
+    element("dd", { text: readable(choice.fit), className: choice.fits === false ? "detail unknown" : "detail" }),
     ...choice.details.map((text) => element("dd", { text: readable(text), className: "detail" })))));
 }
 

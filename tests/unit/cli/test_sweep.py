@@ -108,6 +108,12 @@ class TestSweep:
         fitted = [line.partition("  ")[0] for line in out.splitlines() if "^" in line]
         assert fitted == [">= FLOPs ~ batch^1", ">= bytes ~ batch^1"]
 
+    @pytest.mark.usefixtures("odd_operator")
+    def test_note_on_a_machine_says_what_lower_bounds_leave_out(self, run: Run) -> None:
+        for target, is_bound in (("net.py:odd", True), ("net.py:make", False)):
+            out = run("sweep", target, "--set", "batch=3,6", "--machine", "H100").out
+            assert out.rstrip().endswith(", and of what was counted") == is_bound
+
     def test_measured_latency_is_shown(self, run: Run) -> None:
         assert "Forward" in run("sweep", "net.py:make", "--set", "batch=2").out
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
+from torch import nn
 
 from dispatch_flops.analysis import Machine
 from dispatch_flops.analysis.machines import Link
-from dispatch_flops.planning.assumptions import of_communication, of_memory, of_sharding
-from dispatch_flops.profile import MemoryProfile
+from dispatch_flops.planning.assumptions import (
+    of_communication,
+    of_memory,
+    of_sharding,
+    of_unknown_costs,
+)
+from dispatch_flops.profile import MemoryProfile, OpTotal
+from tests.helpers.profiling import profile_of
 
 EXACT = MemoryProfile(devices=())
 BOUND = MemoryProfile(devices=(), unseen=("aten.convolution.default",))
@@ -50,6 +59,15 @@ def test_peaks_that_are_not_exact_are_said_to_be() -> None:
         "memory is a lower bound: an unknown workspace is allocated by kernels of "
         "aten.convolution.default"
     )
+
+
+def test_operators_of_unknown_cost_are_named() -> None:
+    run = profile_of(nn.Linear(3, 5), torch.ones(2, 3))
+    unknown = OpTotal(op="lib.a", phase="forward", calls=1, cost=None, uncounted=1)
+    bound = dataclasses.replace(run, root=dataclasses.replace(run.root, ops=(unknown,)))
+    (text,) = of_unknown_costs([run, bound])
+    assert text.startswith("no cost is known for lib.a: FLOPs, bytes and times are lower bounds")
+    assert list(of_unknown_costs([run])) == []
 
 
 def test_latency_of_links_is_stated_or_said_to_be_left_out() -> None:

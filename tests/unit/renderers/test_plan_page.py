@@ -11,6 +11,7 @@ from torch import nn
 
 from dispatch_flops import Machine, plan
 from dispatch_flops.analysis.planned import Plan, planned_step
+from dispatch_flops.profile import OpTotal
 from dispatch_flops.renderers import View, plan_page, plan_table
 from dispatch_flops.units import bytes_text
 from tests.helpers.html_pages import page_data
@@ -50,6 +51,46 @@ def test_page_has_memory_time_and_figures_of_each_choice() -> None:
         "high": pytest.approx(moving + 0.5),
     }
     assert data["assumptions"] == list(planned().assumptions)
+
+
+@pytest.mark.parametrize(("field", "mark"), [("unseen", "<="), ("decomposed", "~")])
+def test_what_a_peak_that_is_not_exact_leaves_is_marked(field: str, mark: str) -> None:
+    step = planned().steps[0]
+    assert step.memory is not None
+    memory = dataclasses.replace(step.memory, **{field: ("lib.a",)})
+    profile = dataclasses.replace(step.profile, memory=memory)
+    plan = Plan(
+        machine=MACHINE,
+        steps=(dataclasses.replace(step, profile=profile, largest_batch=3),),
+    )
+    free = bytes_text(int(500e3) - memory.peak_bytes)
+    (column,) = plan_table.columns_of(plan)
+    assert (column["headroom"], column["largest batch that fits"]) == (
+        f"{mark} {free}",
+        f"{mark} 3",
+    )
+    (choice,) = page_data(plan_page.render(plan))["choices"]
+    assert choice["fit"] == f"fits, {mark} {free} free"
+    assert choice["details"][-1] == f"largest batch that fits: {mark} 3"
+
+
+def test_times_that_leave_out_operators_of_unknown_cost_are_marked() -> None:
+    step = planned().steps[0]
+    unknown = OpTotal(op="lib.a", phase="forward", calls=1, cost=None, uncounted=1)
+    root = step.profile.root
+    bound = dataclasses.replace(root, ops=(*root.ops, unknown))
+    profile = dataclasses.replace(step.profile, root=bound)
+    exact, marked = (
+        Plan(machine=MACHINE, steps=(dataclasses.replace(step, profile=run),))
+        for run in (step.profile, profile)
+    )
+    (before,), (after,) = plan_table.columns_of(exact), plan_table.columns_of(marked)
+    for name in (
+        "computing", "moving", "step, all traffic saved", "step, unfused", "step, nothing hidden",
+    ):  # fmt: skip
+        assert after[name] == f">= {before[name]}"
+    values = [page_data(plan_page.render(each))["choices"][0]["value"] for each in (exact, marked)]
+    assert values[1] == f">= {values[0]}"
 
 
 def test_memory_that_was_not_followed_is_unknown_and_not_0() -> None:
