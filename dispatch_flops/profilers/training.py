@@ -172,16 +172,12 @@ class StepProfiler(ProfiledStep):
                 self._inside = False
                 if self._profiler is not None:
                     self._profiler.pause_profile()
-        except BaseException:
-            self.steps_done += self._stepped
-            self.close()
-            raise
-        try:
             if self._stepped:
                 self._end_step()
             elif self._profiler is not None:
                 self._note_who_else_stepped(self._profiler.profile)
-        except KeyboardInterrupt:
+        except BaseException:
+            self.steps_done += self._stepped
             self.close()
             raise
 

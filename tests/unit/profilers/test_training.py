@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 from torch.nn.modules.module import _global_forward_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dispatch_flops import StepProfiler
+from dispatch_flops import StepProfiler, _torch
 from dispatch_flops.errors import (
     AlreadyActiveError,
     ConfigError,
@@ -22,6 +23,8 @@ from dispatch_flops.errors import (
     TargetError,
     UncountedWarning,
 )
+from dispatch_flops.profilers import training
+from tests.helpers.interrupting import TooLateError, interrupted_at
 
 B, IN, OUT = 3, 5, 7
 
@@ -401,3 +404,27 @@ def test_scaled_step_of_another_optimizer_is_not_a_skipped_step() -> None:
                 scaler.scale(model(torch.ones(B, IN)).sum()).backward()
                 scaler.step(optimizer)
     assert profiler.profile.root.total("forward").macs == 2 * FORWARD
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, TooLateError])
+def test_step_interrupted_at_any_line_leaves_no_hooks(error: type[BaseException]) -> None:
+    model = nn.Linear(3, 5)
+    optimizer = torch.optim.SGD(model.parameters())
+    before, after = _torch.step_hooks(optimizer)
+
+    def is_of_profiler(frame: FrameType) -> bool:
+        return frame.f_code.co_filename == training.__file__
+
+    for moment in range(1000):
+        profiler = StepProfiler(model, optimizer, {"enabled": True, "profile_step": 2})
+        with (
+            contextlib.suppress(error),
+            interrupted_at(moment, is_of_profiler, error) as hits,
+            profiler.step(),
+        ):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        if not hits:
+            break
+        assert not before and not after, moment
+    assert 20 < moment < 1000
