@@ -27,9 +27,10 @@ def isolated(model: nn.Module, *, on_meta: bool = False) -> Iterator[None]:
     on_meta: the model's tensors have no data inside.
     """
     with (
-        evaluating(model),
         preserving_random_state(model),
+        # Restores flags as well, and where it is interrupted, later than the rest.
         moved_to_meta(model) if on_meta else nullcontext(),
+        evaluating(model),
     ):
         yield
 

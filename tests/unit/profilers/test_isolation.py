@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import sys
@@ -13,8 +14,11 @@ import torch
 from torch import nn
 
 from dispatch_flops import get_model_profile, profile_model
-from dispatch_flops.profilers.isolation import garbage_collection_later, moved_to_meta
+from dispatch_flops.counting.undo import UndoStack
+from dispatch_flops.profilers.isolation import garbage_collection_later, isolated, moved_to_meta
+from tests.helpers.interrupting import TooLateError, interrupted_at
 from tests.helpers.small_net import B, Net
+from tests.helpers.untouched import model_state
 
 
 def test_get_model_profile_leaves_model_and_process_unchanged(
@@ -104,3 +108,21 @@ def test_exported_program_which_cannot_change_its_mode_is_profiled(part: bool) -
     assert profile.total().macs == 2 * 3 * 5
     assert "aten.bernoulli_.float" not in profile.by_operator()  # the Dropout is in evaluation
     assert [module.training for module in model.modules()] == flags
+
+
+def test_model_is_as_before_where_the_end_of_isolation_is_interrupted() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Dropout())
+    before = model_state(model)
+    for moment in range(100):
+        with (
+            contextlib.suppress(TooLateError),
+            interrupted_at(
+                moment, lambda frame: frame.f_code is UndoStack.__exit__.__code__, TooLateError
+            ) as hits,
+            isolated(model, on_meta=True),
+        ):
+            pass
+        assert model_state(model) == before, moment
+        if not hits:
+            break
+    assert 3 < moment < 100
