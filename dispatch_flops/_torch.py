@@ -400,7 +400,11 @@ class modes_disabled:
             raise
 
     def __exit__(self, *error: object) -> None:
-        self._put_back()
+        try:
+            self._put_back()
+        except BaseException:  # an interrupt: the frames above must meet the modes that they left
+            self._put_back()
+            raise
 
     def __del__(self) -> None:
         self._put_back()  # where an interrupt came before the first line of ``__exit__``

@@ -52,6 +52,25 @@ def test_modes_are_put_back_wherever_the_block_is_interrupted() -> None:
     check_every_step(hide)
 
 
+def test_modes_are_back_while_the_interrupt_that_ended_the_block_is_handled() -> None:
+    def is_of_putting_back(frame: FrameType) -> bool:
+        return is_of_block(frame) and frame.f_code is _torch.modes_disabled._put_back.__code__
+
+    with OperatorNames() as outer, OperatorNames() as inner:
+        for step in itertools.count():
+            try:
+                with (
+                    interrupted_at(step, is_of_putting_back),
+                    _torch.modes_disabled(),
+                ):
+                    pass
+            except KeyboardInterrupt:
+                assert _torch.modes_in_force() == [outer, inner], step
+            else:
+                break
+    assert step > 5
+
+
 def test_counter_that_an_interrupt_of_the_block_leaves_does_not_come_back() -> None:
     def count(step: int) -> None:
         with (
