@@ -1923,7 +1923,7 @@ def completed_communication(func: OpOverload, args: Sequence[Any], works: Comple
         return None
     name = func.name()
     if name in _WITH_FUTURE or name in _BETWEEN_TWO:
-        work = _completed_work_class()(args[0], works)
+        work = _completed_work_class()(args, works)
         works.keep(work, until_asked=name in _WITH_FUTURE)
     else:
         work = torch._C._distributed_c10d.FakeWork()
@@ -1961,9 +1961,9 @@ class CompletedWorks:
 @functools.cache
 def _completed_work_class() -> Any:
     class CompletedWork(torch._C._distributed_c10d.Work):
-        def __init__(self, result: Any, works: CompletedWorks) -> None:
+        def __init__(self, args: Sequence[Any], works: CompletedWorks) -> None:
             super().__init__()
-            self._result = result
+            self._result, self._group = args[0], args[1]
             self._works = works
 
         def wait(self, timeout: Any = None) -> bool:
@@ -1972,6 +1972,10 @@ def _completed_work_class() -> Any:
 
         def is_completed(self) -> bool:
             return True
+
+        def _source_rank(self) -> int:
+            """Who sent to any: the first of the others."""
+            return int(process_group(self._group).rank() == 0)
 
         def get_future(self) -> Any:
             self._works.release(self)

@@ -80,6 +80,7 @@ def _profile(job: Any, mesh: Mapping[str, int], options: Namespace) -> Any:
         causal=options.causal,
         flops=options.flops,
         memory=options.memory,
+        mesh=device_mesh,
     ) as counter:
         step()
     profile = counter.profile

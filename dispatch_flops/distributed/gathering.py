@@ -35,7 +35,9 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
             print(cluster.maximum("flops"), cluster.straggler("flops"))
 
     Profiles travel through the store by which the process group was initialised, so no collective
-    runs, and a rank that has ended does not block the others.
+    runs, and a rank that has ended does not block the others. The first call of each rank is
+    answered by the first of the others, and so on: a rank that leaves a call out is late from then
+    on, with the profiles of other steps.
 
     profile: of this rank. dst: the rank that receives.
     timeout_s: longest time to wait for all other ranks together, in seconds. The profiles of ranks

@@ -141,7 +141,7 @@ def simulate(
     simulator = _Simulator(
         job,
         dims,
-        lambda model: FlopCounterMode(
+        lambda model, device_mesh: FlopCounterMode(
             model,
             display=False,
             causal=causal,
@@ -149,6 +149,7 @@ def simulate(
             target=target,
             memory=memory,
             memory_rounding=memory_rounding,
+            mesh=device_mesh,
         ),
         timeout_s,
     )
@@ -164,7 +165,7 @@ class _Simulator:
         self,
         job: Job,
         mesh: Mapping[str, int],
-        new_counter: Callable[[Any], FlopCounterMode],
+        new_counter: Callable[[Any, DeviceMesh], FlopCounterMode],
         timeout_s: float | None,
     ) -> None:
         self._job = job
@@ -269,7 +270,7 @@ class _Simulator:
                 virtual_rank(rank, self._mesh, mode, self._mailbox) as device_mesh,
             ):
                 model, step = as_step(self._job(device_mesh))
-                counter = self._new_counter(model)
+                counter = self._new_counter(model, device_mesh)
                 mode.values_read = 0
                 with (
                     observed_shards() as shards,

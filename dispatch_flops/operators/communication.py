@@ -15,7 +15,7 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.operators.access import named_arguments
-from dispatch_flops.operators.memory import nbytes
+from dispatch_flops.operators.memory import nbytes, stored_parts
 from dispatch_flops.operators.tensors import name_of_dtype, tensors_in
 from dispatch_flops.profile import CommGroup
 from dispatch_flops.profile.communication import CommKind
@@ -202,8 +202,12 @@ def _payload(kind: CommKind, source: Any, target: Any, n: int) -> int:
 
 
 def _size(value: Any) -> int:
-    """Return the bytes of all tensors, each as often as it occurs."""
-    return sum(map(nbytes, tensors_in(value)))
+    """Return the bytes of all tensors, each as often as it occurs.
+
+    All elements travel, also those that share memory, as in the gradient of a sum.
+    """
+    parts = (part for tensor in tensors_in(value) for part in stored_parts(tensor))
+    return sum(int(part.numel()) * part.element_size() for part in parts)
 
 
 def _dtype(*values: Any) -> str | None:
@@ -225,7 +229,7 @@ def _shares(
 def _split(value: Any, sizes: Sequence[int] | None, group: Any) -> tuple[int, ...] | None:
     n = group.size()
     if isinstance(value, (list, tuple)):  # a tensor for each rank
-        shares = [nbytes(tensor) for tensor in value]
+        shares = [_size(tensor) for tensor in value]
     elif isinstance(value, torch.Tensor) and sizes is not None and value.dim():
         rows = list(sizes) or [value.shape[0] // n] * n
         row = value.element_size() * value.shape[1:].numel()
@@ -251,13 +255,13 @@ def _of_batch(op: str, arguments: Mapping[str, Any], group: Any) -> Iterator[Com
         arguments["op_list"], arguments["peer_list"], arguments["tensors"], strict=True
     ):
         is_send = name == "isend"
-        shares = _to_peer(peer, nbytes(tensor), group)
+        shares = _to_peer(peer, _size(tensor), group)
         yield CommCall(
             kind="send" if is_send else "recv",
             op=op,
             dtype=_dtype(tensor),
             group=described,
-            payload_bytes=nbytes(tensor),
+            payload_bytes=_size(tensor),
             sent_bytes=shares if is_send else None,
             received_bytes=None if is_send else shares,
         )

@@ -42,7 +42,7 @@ def nbytes(*values: Any) -> int:
     total = 0
     regions: dict[int, list[Region]] = {}
     for tensor in {id(tensor): tensor for tensor in tensors_in(values)}.values():
-        for part in _parts(tensor):
+        for part in stored_parts(tensor):
             if part.is_nested or part.layout is not torch.strided:
                 total += int(part.numel()) * part.element_size()
             elif part.numel():
@@ -74,7 +74,7 @@ def has_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return False
 
 
-def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def stored_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the tensor, or the dense tensors that a sparse one consists of."""
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()

@@ -28,7 +28,7 @@ def _merged(job: Job) -> list[str]:
     for _ in range(ATTEMPTS):
         built = job.run(mesh)
         model, step = built if isinstance(built, tuple) else (None, built)
-        with FlopCounterMode(model, display=False, memory=True) as counter:
+        with FlopCounterMode(model, display=False, memory=True, mesh=mesh) as counter:
             step()
         cluster = gather(counter.profile, timeout_s=60)
         clusters += [] if cluster is None else [cluster.to_json()]

@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from dispatch_flops import FlopCounterMode, Profile
 from dispatch_flops.distributed import ClusterProfile, gather, simulate
@@ -67,7 +70,7 @@ def run_jobs() -> dict[str, list[str]]:
         for _ in range(ATTEMPTS):
             built = getattr(parallel, name)(mesh)
             model, step = built if isinstance(built, tuple) else (None, built)
-            with FlopCounterMode(model, display=False, memory=True) as counter:
+            with FlopCounterMode(model, display=False, memory=True, mesh=mesh) as counter:
                 step()
             cluster = gather(counter.profile, timeout_s=60)
             if cluster is not None:
@@ -153,6 +156,56 @@ def test_simulated_rank_holds_what_it_received_as_long_as_the_handle() -> None:
     memory = simulate(lambda mesh: step, {"pp": 2}, ranks=[1], memory=True).ranks[1].memory
     assert memory is not None
     assert memory.peak_bytes == 2 * 4 * 7 * 11
+
+
+def test_elements_that_share_memory_are_all_sent() -> None:
+    def step() -> None:
+        world = distributed.group.WORLD
+        functional.all_reduce(torch.ones(1).expand(5), "sum", world).add(1)
+        functional.all_to_all_single(torch.ones(1, 3).expand(4, 3), None, None, world).add(1)
+
+    profile = simulate(lambda mesh: step, {"dp": 2}, ranks=[0]).ranks[0]
+    assert {kind: cost.payload_bytes for kind, cost in profile.comm_by("kind").items()} == {
+        "all_reduce": 4 * 5,
+        "all_to_all": 4 * 4 * 3,
+    }
+
+
+def test_gradient_of_a_sum_is_reduced_as_a_whole() -> None:
+    def job(mesh: DeviceMesh) -> Callable[[], None]:
+        def step() -> None:
+            leaf = torch.ones(5, 3, requires_grad=True)
+            x = DTensor.from_local(leaf, mesh, [Replicate()])
+            x.redistribute(placements=[Replicate()]).to_local(
+                grad_placements=[Partial()]
+            ).sum().backward()
+
+        return step
+
+    (reduced,) = simulate(job, {"dp": 2}, ranks=[0]).ranks[0].communication
+    assert (reduced.kind, reduced.phase) == ("all_reduce", "backward")
+    assert reduced.payload_bytes == 4 * 5 * 3
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_receiving_from_any_rank_is_simulated(rank: int) -> None:
+    senders = []
+
+    def step() -> None:
+        senders.append(distributed.recv(torch.zeros(5)))
+
+    profile = simulate(lambda mesh: step, {"pp": 3}, ranks=[rank]).ranks[rank]
+    assert profile.comm_by("kind")["recv"].payload_bytes == 4 * 5
+    assert senders == [1 - rank]
+
+
+def test_mesh_of_one_dimension_names_the_group_of_all_ranks() -> None:
+    def job(mesh: DeviceMesh) -> Any:
+        model = DistributedDataParallel(nn.Linear(3, 5))
+        return model, lambda: model(torch.ones(2, 3)).sum().backward()
+
+    profile = simulate(job, {"dp": 2}, ranks=[0]).ranks[0]
+    assert {total.group.label for total in profile.communication} == {"dp"}
 
 
 def test_gradients_of_a_replicated_model_are_reduced_by_the_model() -> None:
