@@ -1903,6 +1903,15 @@ def set_inference_modes(stages: Sequence[Any], has_backward: bool) -> None:
         one._inference_mode = modes.DYNAMIC if needed else modes.STATIC
 
 
+def forget_conversions(mode: Any) -> None:
+    """Drop a FakeTensorMode's weak references to the tensors that it made. Public: none.
+
+    Only conversions of tensors with data are looked up there. Where a module is converted, torch
+    swaps its fake parameters, and refuses those that have weak references.
+    """
+    mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+
+
 # The operators whose future DDP or one of its communication hooks waits for.
 _WITH_FUTURE = ("c10d::allreduce_", "c10d::allgather_")
 _BETWEEN_TWO = ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")

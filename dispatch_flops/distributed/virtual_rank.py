@@ -119,6 +119,7 @@ def _replacements(mode: SimulatedTensorMode, mailbox: Mailbox) -> Iterator[tuple
     for module in _importing([_torch.FOREACH_MODULE], _torch.FOREACH_TYPES):
         classes = getattr(module, _torch.FOREACH_TYPES)
         yield module, _torch.FOREACH_TYPES, [*classes, FakeTensor]
+    yield torch.utils, "swap_tensors", _forgetting(torch.utils.swap_tensors, mode)
     parameter = _torch.fsdp_param_class()
     yield parameter, "reset_sharded_param", _padding_once(parameter.reset_sharded_param)
     schedule = _torch.pipeline_schedule_class()
@@ -142,6 +143,16 @@ def _with_real_tensors(member: Any) -> Any:
         assert member.fget is not None
         return property(outside_fake_mode(member.fget))
     return outside_fake_mode(member)
+
+
+def _forgetting(swap: Callable[..., Any], mode: SimulatedTensorMode) -> Callable[..., Any]:
+    """Return a function that swaps tensors, also those of which the mode has weak references."""
+
+    def run(*args: Any) -> Any:
+        _torch.forget_conversions(mode)
+        return swap(*args)
+
+    return run
 
 
 def _counted(gather: Callable[..., Any], mode: SimulatedTensorMode) -> Callable[..., Any]:

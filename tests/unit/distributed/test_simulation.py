@@ -199,6 +199,17 @@ def test_receiving_from_any_rank_is_simulated(rank: int) -> None:
     assert senders == [1 - rank]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_job_may_convert_its_model(dtype: torch.dtype) -> None:
+    def job(mesh: DeviceMesh) -> Any:
+        model = nn.Linear(17, 19, bias=False).to(dtype)
+        return model, lambda: model(torch.ones(3, 17, dtype=dtype))
+
+    ops = simulate(job, {"dp": 2}, ranks=[0]).ranks[0].op_totals()
+    products = [(op.dtype, op.cost.macs) for op in ops if op.cost is not None and op.cost.macs]
+    assert products == [(str(dtype).removeprefix("torch."), 3 * 17 * 19)]
+
+
 def test_mesh_of_one_dimension_names_the_group_of_all_ranks() -> None:
     def job(mesh: DeviceMesh) -> Any:
         model = DistributedDataParallel(nn.Linear(3, 5))
