@@ -90,7 +90,20 @@ def make_inputs(
     dtype, home = (first.dtype, first.device) if first is not None else (None, None)
     # An offloaded model's parameters are moved to another device than they are on.
     where = device or next(iter(brought_to(model.modules())), home)
-    return [torch.ones(sizes, dtype=dtype, device=where)]
+    return [ones(sizes, dtype, where)]
+
+
+def ones(
+    sizes: Sequence[int], dtype: torch.dtype | None, device: torch.device | str | None
+) -> torch.Tensor:
+    """Return ones of these sizes; raise TargetError if torch cannot make so many."""
+    try:
+        return torch.ones(sizes, dtype=dtype, device=device)
+    except (RuntimeError, TypeError) as error:
+        why = str(error).partition("\n")[0]
+        raise TargetError(
+            f"an input of shape {tuple(sizes)} cannot be made, pass smaller sizes: {why:.200}"
+        ) from error
 
 
 def move_to(value: Any, device: str | None) -> Any:

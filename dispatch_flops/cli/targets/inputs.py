@@ -12,6 +12,7 @@ from torch import nn
 
 from dispatch_flops import _torch
 from dispatch_flops.errors import TargetError
+from dispatch_flops.profilers.inputs import ones
 
 Variables = Mapping[str, Any]
 
@@ -49,14 +50,14 @@ class ShapeSpec:
     def build(self, default: torch.dtype, variables: Variables, device: str | None) -> torch.Tensor:
         """Return the tensor. Ones are valid as numbers, as token ids and as a mask.
 
-        Raises TargetError if a variable is missing or not a size.
+        Raises TargetError if a variable is missing or not a size, and for too many elements.
         """
         missing = self.variables - set(variables)
         if missing:
             name = min(missing)
             raise TargetError(f"size {name!r} of --input-shape has no value; add --set {name}=4")
         sizes = [n if isinstance(n, int) else size_of(variables, n, 0) for n in self.sizes]
-        return torch.ones(sizes, dtype=self.dtype or default, device=device)
+        return ones(sizes, self.dtype or default, device)
 
 
 def size_of(variables: Variables, name: str, default: int) -> int:

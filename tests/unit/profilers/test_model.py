@@ -262,6 +262,8 @@ def test_profile_model_without_tensors_on_meta_has_device_meta() -> None:
         ({"input_shape": (True, 5)}, "tuple of ints"),
         ({"input_shape": (2, 5.0)}, "tuple of ints"),
         ({"input_shape": 5}, "tuple of ints"),
+        ({"input_shape": (10**11, 10**11)}, "cannot be made, pass smaller sizes: .*overflow"),
+        ({"input_shape": (2, 10**19), "device": "meta"}, "cannot be made, pass smaller sizes"),
         (
             {"input_shape": torch.ones(2, 5)},
             r"Tensor; pass the inputs themselves as args=\[x\]",

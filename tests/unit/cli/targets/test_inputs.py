@@ -93,6 +93,12 @@ def test_size_of_a_variable_that_is_not_a_size_is_refused(value: object) -> None
     )
 
 
+def test_more_elements_than_torch_can_make_are_refused() -> None:
+    spec = parse_shape("b,100000000000")
+    with pytest.raises(TargetError, match=r"input of shape \(10+, 10+\) cannot be made"):
+        spec.build(torch.float32, {"b": 10**11}, None)
+
+
 class TestBuildInputs:
     MODEL = nn.Linear(5, 7)
 
