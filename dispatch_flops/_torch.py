@@ -431,6 +431,10 @@ def leave_hidden_mode(mode: TorchDispatchMode) -> None:
         stack[:] = [hidden for hidden in stack if hidden is not mode]
 
 
+# While an object of it lives, no dispatch mode sees the operators of this thread. Unlike
+# ``modes_disabled`` it takes off none, and takes a tenth of the time. Public: none.
+keep_modes_out: Callable[[], object] = torch._C._DisableTorchDispatch
+
 # Reads a tensor's properties without ``__torch_function__`` of its class or of modes. Public:
 # ``torch._C`` alone has it.
 torch_functions_disabled: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
@@ -438,6 +442,9 @@ torch_functions_disabled: Callable[[], AbstractContextManager[Any]] = torch._C.D
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 # -- autocast ---------------------------------------------------------------------------------
+
+# Whether it is enabled in this thread. Public: ``torch.is_autocast_enabled`` of a type of device.
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 _AUTOCAST_KEYS = {
     name: torch._C.DispatchKeySet(getattr(DispatchKey, name))

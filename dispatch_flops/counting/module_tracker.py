@@ -39,6 +39,7 @@ from dispatch_flops.counting.checkpoints import (
 from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.expert_tokens import count_tokens
 from dispatch_flops.counting.first_call import autocast_of, call_facts
+from dispatch_flops.counting.known_layers import LAYERS, KnownLayers, begin, end
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.node_owners import NodeOwners
@@ -52,6 +53,7 @@ from dispatch_flops.counting.python_frames import (
 )
 from dispatch_flops.counting.thread_state import (
     NO_TASK,
+    KnownModule,
     ModulePhase,
     OpenCall,
     ThreadState,
@@ -75,7 +77,9 @@ class Tracker:
     observers: are told of each module call and optimizer step.
     is_mode_on: says whether a dispatch mode sees the operators of the calling thread. Without a
         mode only threads that joined are followed.
+    layers: tells which calls of layers need not be dispatched; None: all are.
     home_thread: ident of the thread that called ``start``.
+    has_missed: operators may have passed unseen, after an interrupt.
     first_call: the facts of the first call of a root, as ``call_facts`` returns them.
     """
 
@@ -84,8 +88,11 @@ class Tracker:
         names: ModuleNames,
         observers: Sequence[ModuleObserver] = (),
         is_mode_on: Callable[[], bool] = lambda: False,
+        layers: KnownLayers | None = None,
     ) -> None:
         self.names = names
+        self._layers = layers
+        self.has_missed = False
         self.home_thread = threading.get_ident()
         self.first_call: dict[str, Any] | None = None
         # The model of that call, until its first submodule is called.
@@ -107,6 +114,7 @@ class Tracker:
             home.current = None
         self.home_thread = threading.get_ident()
         drop_ended_calls(home)
+        undo.add(self._end_layer)
         hooks = (
             self.enter_module, self.leave_module, self.enter_optimizer, self.leave_optimizer
         )  # fmt: skip
@@ -130,6 +138,7 @@ class Tracker:
 
     def leave_thread(self) -> None:
         """Stop following this thread's modules, unless it joins again."""
+        self._end_layer()
         self.local.left = self.local.__dict__.pop("thread", None)
 
     # -- what was collected in all threads ----------------------------------------------------
@@ -186,27 +195,33 @@ class Tracker:
             return
         observer = self._observer
         stamp = None if observer is None else observer.entering()
+        if thread.undispatched is not None:
+            self._end_layer()
         known = thread.known_modules.get(id(module))
         if (
             known is None
-            or known[0]() is not module
+            or known.module() is not module
             or thread.current is None
             or _graph_task() != NO_TASK
             or _saved_tensors_hooks(True) is not None
         ):
-            if not self._enter(thread, module):
+            if not self._enter(thread, module, args):
                 return
         else:
-            _, named, module_phase = known
-            module_phase.entered += 1
-            thread.stack.append(OpenCall(named, module, module_phase, NO_TASK, True))
-            thread.current = module_phase
-            thread.mark(_sequence_nr(), module_phase.fqn)
+            known.module_phase.entered += 1
+            if known.is_layer:
+                if self._enter_layer(thread, known, module, args):
+                    return
+            else:
+                module_phase = known.module_phase
+                thread.stack.append(OpenCall(known.named, module, module_phase, NO_TASK, True))
+                thread.current = module_phase
+                thread.mark(_sequence_nr(), module_phase.fqn)
         if observer is not None:
             observer.enter(thread, stamp)
 
-    def _enter(self, thread: ThreadState, module: nn.Module) -> bool:
-        """Begin a call of a module; return False if it is not followed."""
+    def _enter(self, thread: ThreadState, module: nn.Module, args: Any) -> bool:
+        """Begin a call of a module; return True if observers are to be told of it."""
         stack = thread.stack
         if stack[-1].is_in_hooks:
             drop_calls_after_hooks(thread, module)
@@ -244,10 +259,47 @@ class Tracker:
         if hooks is not None:
             caller = stack[-1].module_phase
             self._checkpoints.note(hooks, caller.fqn if caller is not None else OUTSIDE)
+        elif (
+            module.__class__ in LAYERS
+            and task == NO_TASK
+            and thread.current is not None
+            and self._layers is not None
+            and _is_ordinary(thread, named)
+        ):
+            known = KnownModule(named.module, named, module_phase, is_layer=True, is_new=True)
+            return not self._enter_layer(thread, known, module, args)
         stack.append(OpenCall(named, module, module_phase, task))
         thread.current = module_phase
         thread.mark(_sequence_nr(), named.fqn)
         return True
+
+    def _enter_layer(
+        self, thread: ThreadState, known: KnownModule, module: nn.Module, args: Any
+    ) -> bool:
+        """Begin a call of a layer; return True if it runs without the mode."""
+        assert self._layers is not None
+        call = self._layers.find(thread, known, module, args)
+        if call is not None and call.costs:
+            begin(thread, known, call)
+            return True
+        module_phase = known.module_phase
+        opened = OpenCall(known.named, module, module_phase, NO_TASK, not known.is_new)
+        if call is not None:
+            opened.layer_call, opened.costs_before = call, {**module_phase.counts}
+        thread.stack.append(opened)
+        thread.current = module_phase
+        thread.mark(_sequence_nr(), module_phase.fqn)
+        return False
+
+    def _end_layer(self) -> None:
+        """Let the mode in again where an interrupt ended the call of a layer in this thread.
+
+        What has run since was not seen, unless the interrupt is still on its way out of the block.
+        """
+        thread: ThreadState | None = getattr(self.local, "thread", None)
+        if thread is not None and thread.undispatched is not None:
+            thread.undispatched = None
+            self.has_missed = self.has_missed or sys.exc_info()[0] is None
 
     def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook: the call of ``module`` has returned or raised."""
@@ -261,11 +313,18 @@ class Tracker:
             return
         observer = self._observer
         stamp = None if observer is None else observer.leaving()
+        if thread.undispatched is not None:
+            if thread.undispatched[0].module() is module:
+                end(thread, module, returned=output is not None)
+                return
+            self._end_layer()
         stack = thread.stack
         if stack[-1].is_in_hooks:
             drop_calls_after_hooks(thread)
         call = stack[-1]
         if call.owner is module and not call.is_in_hooks:
+            if self._layers is not None and call.layer_call is not None and output is not None:
+                self._layers.keep(call, output)
             if not call.is_known:
                 self._note_return(thread, call, args, output)
             if getattr(module, "_forward_hooks", None):  # they run next, and belong to the module
@@ -297,15 +356,13 @@ class Tracker:
             thread.output_shapes[fqn] = shapes_of(output)
         if named.is_expert:
             count_tokens(thread, call, args, output)
-        elif (
-            fqn in thread.output_shapes
-            and named.parent is not None
-            and not (named.is_shared or named.is_wrapper or thread.is_in_setup)
-            and call.task == NO_TASK
-        ):
+        elif fqn in thread.output_shapes and call.task == NO_TASK and _is_ordinary(thread, named):
             # Not that of the call, which a formula of the module's class replaces.
             module_phase = thread.module_phase(fqn, "forward")
-            thread.known_modules[id(call.owner)] = named.module, named, module_phase
+            is_layer = self._layers is not None and call.owner.__class__ in LAYERS
+            thread.known_modules[id(call.owner)] = KnownModule(
+                named.module, named, module_phase, is_layer
+            )
 
     def enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer step pre-hook."""
@@ -314,6 +371,7 @@ class Tracker:
             return
         observer = self._observer
         stamp = None if observer is None else observer.entering()
+        self._end_layer()
         drop_calls_after_hooks(thread)
         fqn = self._optimizers.fqn_of(optimizer)
         # A step that raises runs no post-hook: it is over once its frame has returned.
@@ -390,3 +448,10 @@ class Tracker:
         for other in self._threads:
             if not other.is_entered:
                 other.recompute_task = NO_TASK
+
+
+def _is_ordinary(thread: ThreadState, named: ModuleName) -> bool:
+    """Return True for a module of which each call is recorded in the same place, and that alone."""
+    return named.parent is not None and not (
+        named.is_shared or named.is_wrapper or named.is_expert or thread.is_in_setup
+    )

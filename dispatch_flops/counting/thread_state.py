@@ -6,12 +6,14 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from torch import nn
 
+from dispatch_flops.counting.known_layers import LayerCall
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.output_shapes import Shapes
 from dispatch_flops.counting.python_frames import CallerKey, FrameKey
@@ -59,6 +61,8 @@ class OpenCall:
     has_closure: the step was given a function that computes the loss.
     is_in_hooks: the module's forward has returned, but forward hooks of its own may be running.
     caller: of an optimizer step, what called its last operator.
+    layer_call: of a layer, its call, which later ones may be like; else None. costs_before: what
+        was recorded in ``module_phase`` when that began.
     """
 
     named: ModuleName | None
@@ -70,9 +74,29 @@ class OpenCall:
     has_closure: bool = False
     is_in_hooks: bool = False
     caller: CallerKey | None = None
+    layer_call: LayerCall | None = None
+    costs_before: Mapping[CallCost, int] | None = None
 
 
-_Known = tuple[weakref.ref[nn.Module], ModuleName, ModulePhase]
+@dataclass(slots=True, eq=False)
+class KnownModule:
+    """A module of which nothing but the start and the end of a call needs to be noted.
+
+    module_phase: its phase "forward". is_layer: its calls may be like earlier ones of its class.
+    is_new: none has returned so far. layer_call: the earlier call that the last one was like.
+    """
+
+    module: weakref.ref[nn.Module]
+    named: ModuleName
+    module_phase: ModulePhase
+    is_layer: bool
+    is_new: bool = False
+    layer_call: LayerCall | None = None
+
+
+# A layer whose call runs without the mode, the sequence number at its start, and what keeps the
+# mode out for as long as it lives.
+Undispatched = tuple[KnownModule, int, object]
 
 
 class ThreadState:
@@ -80,8 +104,9 @@ class ThreadState:
 
     is_entered: the thread entered the counter; otherwise autograd started it.
     current: where the next operator is recorded; None: ask ``Tracker.locate``.
-    known_modules: by the id of a module that was called, itself, its name and its phase "forward".
-        Shared modules, roots, wrappers and experts, whose calls need more, are not among them.
+    known_modules: by the ids of the modules. Shared modules, roots, wrappers and experts, whose
+        calls need more, are not among them.
+    undispatched: the layer whose call runs without the mode now.
     used_params: ids of the parameters that took part in an operator.
     is_in_setup: a pipeline infers its metadata; whatever runs then is of the phase "setup".
     known_task: the graph task in which ``is_in_setup`` was last determined.
@@ -100,7 +125,8 @@ class ThreadState:
         self.is_entered = is_entered
         self.stack: list[OpenCall] = [OpenCall(None, None, None, NO_TASK)]
         self.module_phases: dict[tuple[str, Phase], ModulePhase] = {}
-        self.known_modules: dict[int, _Known] = {}
+        self.known_modules: dict[int, KnownModule] = {}
+        self.undispatched: Undispatched | None = None
         self.tokens: defaultdict[str, int] = defaultdict(int)
         self.output_shapes: dict[str, Shapes] = {}
         self.used_params: set[int] = set()

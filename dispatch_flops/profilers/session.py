@@ -16,6 +16,7 @@ from dispatch_flops import _torch
 from dispatch_flops.counting.aggregation import CallAggregator, RecordedCalls
 from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.eager_stance import take_eager_stance
+from dispatch_flops.counting.known_layers import KnownLayers
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.opaque_modules import OpaqueModules
@@ -48,7 +49,6 @@ class Session:
     scope: where it was opened last.
     unseen_modules: modules that ran without a trace, as ``unseen_modules`` finds them and as the
         last profile names them.
-    taken_off_by: what ended while it was open, and took the mode off; None if nothing did.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class Session:
         if memory is not None:
             self._memory, mode, self._read_memory = _follow_memory(self._names, memory)
         observers = (*self._pass.observers, *((self._memory,) if self._memory else ()))
-        self._tracker = Tracker(self._names, observers, self._is_mode_on)
+        layers = None if observers else KnownLayers(own_rules)
+        self._tracker = Tracker(self._names, observers, self._is_mode_on, layers)
         timer = self._pass.operator_timer
         of_mode = (self._tracker, conventions, own_rules, self._aggregate, timer)
         self._mode = mode(*of_mode)
@@ -85,7 +86,7 @@ class Session:
         self._is_open = False
         self._thread = threading.current_thread()
         self.unseen_modules: tuple[str, ...] = ()
-        self.taken_off_by: str | None = None
+        self._taken_off_by: str | None = None
 
     def open(self) -> None:
         """Start counting in this thread; does nothing if it is started already."""
@@ -117,7 +118,7 @@ class Session:
         self.check_thread()
         if self._has_lost_mode():
             is_inference = self.scope.is_inference
-            self.taken_off_by = "inference mode" if is_inference else "backward pass or other mode"
+            self._taken_off_by = "inference mode" if is_inference else "backward pass or other mode"
         self._close()
 
     def _has_lost_mode(self) -> bool:
@@ -167,7 +168,22 @@ class Session:
     @property
     def has_missed(self) -> bool:
         """True if operators of this thread may have passed unseen since ``open``."""
-        return not self.is_of_this_thread or self._has_lost_mode()
+        return not self.is_of_this_thread or self._has_lost_mode() or self._tracker.has_missed
+
+    @property
+    def missed(self) -> str | None:
+        """The sentence on what passed unseen until counting stopped; None if nothing did."""
+        if self._taken_off_by is not None:
+            return (
+                f"the {self._taken_off_by} in which counting started has ended: what ran since "
+                "then was not counted, or not all of it"
+            )
+        if self._tracker.has_missed:
+            return (
+                "an interrupt ended the call of a layer: what ran between it and the next call of "
+                "a module was not counted"
+            )
+        return None
 
     @property
     def scope(self) -> _torch.ModeScope:

@@ -17,18 +17,13 @@ from dispatch_flops.profile import Profile
 
 
 def warn_of_uncounted(
-    calls: RecordedCalls, unseen_modules: Sequence[str], taken_off_by: str | None
+    calls: RecordedCalls, unseen_modules: Sequence[str], missed: str | None
 ) -> None:
     """Warn, at the program's own line, of everything that was not counted.
 
-    unseen_modules, taken_off_by: see ``Session``.
+    unseen_modules, missed: see ``Session``.
     """
-    found = []
-    if taken_off_by is not None:
-        found.append(
-            f"the {taken_off_by} in which counting started has ended: what ran since then was not "
-            "counted, or not all of it"
-        )
+    found = [] if missed is None else [missed]
     if calls.uncounted_ops():
         found.append(describe_uncounted(calls))
     if unseen_modules:

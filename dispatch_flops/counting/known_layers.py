@@ -1,0 +1,321 @@
+"""Calls of torch's own layers that are like earlier ones, and need not be dispatched again.
+
+Which operators such a layer runs depends on the metadata of its tensors, on a few attributes and on
+modes of torch, never on values. A call that is like an earlier one runs without the dispatch mode,
+as fast as outside of a counter, and what was recorded of the earlier one is recorded again. What is
+compared here is everything that decides which operators run and what they cost. A call of which
+anything cannot be compared is dispatched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn import functional as F
+
+from dispatch_flops import _torch
+from dispatch_flops.counting.output_shapes import Shapes, shapes_of
+from dispatch_flops.operators import registry
+from dispatch_flops.operators.costing import CallCost
+from dispatch_flops.operators.interrupts import is_of_signal_handler
+from dispatch_flops.operators.operator_keys import name_of
+from dispatch_flops.operators.registry import Rule
+
+if TYPE_CHECKING:
+    from dispatch_flops.counting.thread_state import KnownModule, OpenCall, ThreadState
+
+_number_of_modes = _torch.number_of_modes
+_function_modes = _torch.function_modes
+_is_grad_enabled = torch.is_grad_enabled
+_share_storage = _torch.share_storage
+_hooks = _torch.module_globals
+_forward_mode = torch.autograd.forward_ad
+_functions = vars(F)
+_sequence_nr = _torch.sequence_nr
+_keep_modes_out = _torch.keep_modes_out
+_is_autocast_enabled = _torch.is_any_autocast_enabled
+
+_LIMIT = 4096  # kinds of calls kept before all are dropped
+_MOST = 4  # calls kept of one kind
+_TORCH = ("aten.", "prim.", "prims.")
+
+_Tensors = tuple[Tensor | None, ...]
+
+
+class _Layer:
+    """A class of layers whose forward takes one tensor and calls one function of torch.
+
+    name: of the function, in ``torch.nn.functional``. parameters, buffers: return those of a layer
+    that it is given. state: returns what else it is given that decides its operators; None if
+    nothing does. required: values that attributes must have. methods: others that forward calls.
+    """
+
+    __slots__ = (
+        "buffers", "cls", "forward", "function", "methods", "name", "parameters", "required",
+        "state",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        cls: type[nn.Module],
+        name: str,
+        parameters: Callable[[Any], _Tensors] = lambda parameters: (),
+        state: Callable[[Any], Any] | None = None,
+        *,
+        buffers: Callable[[Any], _Tensors] | None = None,
+        methods: tuple[str, ...] = (),
+        **required: Any,
+    ) -> None:
+        self.cls, self.forward = cls, cls.forward
+        self.name, self.function = name, _functions[name]
+        self.parameters, self.buffers, self.state = parameters, buffers, state
+        self.required = required
+        self.methods = {name: getattr(cls, name) for name in methods}
+
+    def is_known(self, module: nn.Module) -> bool:
+        """Return True if the module runs the operators that its class does in most cases."""
+        return all(getattr(module, name) == value for name, value in self.required.items())
+
+    def has_other_methods(self, own: Mapping[str, Any]) -> bool:
+        """Return True if a layer with these attributes, or its class, was given other methods."""
+        return any(
+            name in own or getattr(self.cls, name) is not method
+            for name, method in self.methods.items()
+        )
+
+
+_BOTH: Callable[[Any], Any] = itemgetter("weight", "bias")
+_CONVOLUTION = itemgetter("stride", "padding", "dilation", "padding_mode")
+
+
+def _weight(parameters: Mapping[str, Tensor | None]) -> _Tensors:
+    return (parameters["weight"],)
+
+
+def _batch_norm(own: Mapping[str, Any]) -> Any:
+    return own["training"], own["track_running_stats"], torch.backends.cudnn.enabled
+
+
+def _convolution(cls: type[nn.Module], name: str) -> _Layer:
+    return _Layer(cls, name, _BOTH, _CONVOLUTION, methods=("_conv_forward",), padding_mode="zeros")
+
+
+# Other layers may run operators by values, or take arguments that a pre-hook is not given.
+LAYERS: dict[type[nn.Module], _Layer] = {
+    layer.cls: layer
+    for layer in (
+        _Layer(nn.Linear, "linear", _BOTH),
+        _convolution(nn.Conv1d, "conv1d"),
+        _convolution(nn.Conv2d, "conv2d"),
+        _convolution(nn.Conv3d, "conv3d"),
+        _Layer(nn.Embedding, "embedding", _weight, itemgetter("max_norm"), max_norm=None),
+        _Layer(nn.LayerNorm, "layer_norm", _BOTH, itemgetter("normalized_shape")),
+        _Layer(nn.RMSNorm, "rms_norm", _weight, itemgetter("normalized_shape")),
+        _Layer(nn.GroupNorm, "group_norm", _BOTH, itemgetter("num_groups")),
+        _Layer(
+            nn.BatchNorm2d, "batch_norm", _BOTH, _batch_norm,
+            buffers=itemgetter("running_mean", "running_var"), methods=("_check_input_dim",),
+            training=False, track_running_stats=True,
+        ),
+        _Layer(nn.GELU, "gelu", state=itemgetter("approximate")),
+        _Layer(nn.ReLU, "relu", state=itemgetter("inplace")),
+        _Layer(nn.SiLU, "silu", state=itemgetter("inplace")),
+    )
+}  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class LayerCall:
+    """A call of a layer, and what was recorded of it.
+
+    kind: its class and shapes. is_same: compares the input and the layer's tensors with its own.
+    absent: positions of tensors that the layer did not have. state: what else decides which
+    operators run. costs: with the number of operators of that cost; empty until the call has ended.
+    """
+
+    kind: Any
+    is_same: Callable[..., bool]
+    absent: tuple[int, ...]
+    state: Any
+    costs: tuple[tuple[CallCost, int], ...] = ()
+    output_shapes: Shapes = ()
+
+    def is_like(self, x: Tensor, tensors: _Tensors, state: Any) -> bool:
+        """Return True if the call of a layer with these tensors on ``x`` is like this one."""
+        if state != self.state:
+            return False
+        if self.absent:
+            for position in self.absent:
+                if tensors[position] is not None:
+                    return False
+            return self.is_same(x, *_present(tensors))
+        return self.is_same(x, *tensors)
+
+
+def _present(tensors: _Tensors) -> tuple[Tensor, ...]:
+    return tuple([tensor for tensor in tensors if tensor is not None])
+
+
+class KnownLayers:
+    """The calls of layers in one run.
+
+    own_rules: the counter's own. Where an operator of torch has a formula of the user's, there or
+    in the registry, every call is dispatched.
+    """
+
+    def __init__(self, own_rules: Mapping[Any, Rule]) -> None:
+        self._own_rules = own_rules
+        self._calls: dict[Any, list[LayerCall]] = {}  # by kind
+        self._latest: dict[type, LayerCall] = {}
+        registry.watch(self)
+        self.rules_changed()
+
+    def rules_changed(self) -> None:
+        """Forget all calls: rules were added or removed."""
+        self._forget()
+        keys = registry.keys_with_formulas(self._own_rules)
+        self._is_on = not any(name_of(key).startswith(_TORCH) for key in keys)
+
+    def find(
+        self, thread: ThreadState, known: KnownModule, module: nn.Module, args: Any
+    ) -> LayerCall | None:
+        """Return an earlier call that the call of a layer is like, or a new one, without costs.
+
+        None if the call is to be dispatched, and tells nothing about others.
+        """
+        layer, own = LAYERS[module.__class__], module.__dict__
+        try:
+            if (
+                not self._is_on
+                or len(args) != 1
+                or (x := args[0]).__class__ is not Tensor
+                or x.is_nested  # to compare one ends the process
+                or own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or own["_backward_hooks"]
+                or own["_backward_pre_hooks"]
+                or "forward" in own
+                or layer.cls.forward is not layer.forward
+                or _functions[layer.name] is not layer.function
+                or (layer.methods and layer.has_other_methods(own))
+                or len(_hooks._global_forward_hooks) != 1
+                or len(_hooks._global_forward_pre_hooks) != 1
+                or _hooks._global_backward_hooks
+                or _hooks._global_backward_pre_hooks
+                or _number_of_modes() != 1
+                or _function_modes()
+                or _forward_mode._current_level >= 0
+                or _is_autocast_enabled()  # which may have cast parameters before
+            ):
+                return None
+            tensors = layer.parameters(own["_parameters"])
+            if layer.buffers is not None:
+                tensors += layer.buffers(own["_buffers"])
+            state: Any = _is_grad_enabled()
+            if layer.state is not None:
+                state = state, layer.state(own)
+            call = known.layer_call or self._latest.get(layer.cls)
+            if call is None or not call.is_like(x, tensors, state):
+                call = self._find(layer, module, x, tensors, state)
+                if call is None:
+                    return None
+                self._latest[layer.cls] = call
+            present: tuple[Any, ...] = _present(tensors) if call.absent else tensors
+            if present and _share_storage((x, *present)):  # the cost depends on what they share
+                return None
+        except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+            if is_of_signal_handler(error):
+                raise
+            return None
+        if call.costs:
+            for tensor in tensors:
+                if tensor.__class__ is Parameter:
+                    thread.param_sink.add(id(tensor))
+        return call
+
+    def _find(
+        self, layer: _Layer, module: nn.Module, x: Tensor, tensors: _Tensors, state: Any
+    ) -> LayerCall | None:
+        """Return a kept call, or a new one; None for the first call of a kind.
+
+        Many kinds of calls, with shapes of their own, are never repeated.
+        """
+        if _torch.function_transforms():  # the dimension that vmap maps over is hidden
+            return None
+        present = _present(tensors)
+        kind = (layer.cls, x.shape, *[tensor.shape for tensor in present])
+        calls = self._calls.get(kind)
+        if calls is None:
+            if len(self._calls) >= _LIMIT:
+                self._forget()
+            self._calls[kind] = []
+            return None
+        for call in calls:
+            if call.is_like(x, tensors, state):
+                return call
+        if len(calls) >= _MOST or not layer.is_known(module):
+            return None
+        absent = tuple([i for i, tensor in enumerate(tensors) if tensor is None])
+        return LayerCall(kind, _torch.tensor_comparison((x, *present)), absent, state)
+
+    def keep(self, opened: OpenCall, output: Any) -> None:
+        """Keep a new call, which has returned ``output``, for later ones."""
+        call, before = opened.layer_call, opened.costs_before
+        assert call is not None and before is not None and opened.module_phase is not None
+        counts = opened.module_phase.counts
+        calls = self._calls.get(call.kind)
+        is_counted = all(count <= counts.get(cost, 0) for cost, count in before.items())
+        if calls is None or len(calls) >= _MOST or not is_counted:  # forgotten, or aggregated
+            return
+        added = ((cost, count - before.get(cost, 0)) for cost, count in counts.items())
+        call.costs = tuple((cost, count) for cost, count in added if count)
+        call.output_shapes = shapes_of(output)
+        calls.append(call)
+
+    def _forget(self) -> None:
+        """Let no call be like one of these; modules keep those that were found for them."""
+        for calls in list(self._calls.values()):
+            for call in calls:
+                call.is_same = _is_never_same
+        self._calls.clear()
+
+
+def _is_never_same(*tensors: Tensor) -> bool:
+    return False
+
+
+def begin(thread: ThreadState, known: KnownModule, call: LayerCall) -> None:
+    """Begin a call of a layer, which is like ``call`` and runs without the mode."""
+    known.layer_call = call
+    thread.undispatched = known, _sequence_nr(), _keep_modes_out()
+
+
+def end(thread: ThreadState, module: nn.Module, *, returned: bool) -> None:
+    """End a call that ran without the mode, and record what was recorded of the earlier one.
+
+    returned: it has not raised.
+    """
+    assert thread.undispatched is not None and thread.current is not None
+    known, start, keeping_out = thread.undispatched
+    thread.undispatched = None
+    del keeping_out  # the mode sees what runs from now on
+    module_phase, call = known.module_phase, known.layer_call
+    if returned and call is not None:
+        for cost, calls in call.costs:
+            module_phase.counts[cost] += calls
+        if known.is_new:
+            known.is_new = False
+            thread.known_modules[id(module)] = known
+            thread.output_shapes.setdefault(module_phase.fqn, call.output_shapes)
+    seq = _sequence_nr()
+    if seq != start:
+        thread.mark(start, module_phase.fqn)
+        thread.mark(seq, thread.current.fqn)
+    thread.last_seq = seq
+    thread.recorded_in = module_phase
