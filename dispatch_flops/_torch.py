@@ -786,8 +786,9 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[i
     return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
 
 
-# The table of the pre-hooks of all optimizers; public as for a module's.
+# The tables of the hooks of all optimizers; public as for a module's.
 all_step_pre_hooks: dict[int, Any] = _OPTIMIZERS._global_optimizer_pre_hooks
+all_step_post_hooks: dict[int, Any] = _OPTIMIZERS._global_optimizer_post_hooks
 
 
 # In these, torch gives a module a class of its own, below that of the program: parametrize,

@@ -23,7 +23,7 @@ from dispatch_flops.counting.entered_mode import EnteredMode
 from dispatch_flops.counting.formulas_not_asked import FormulasNotAsked
 from dispatch_flops.counting.higher_order import HANDLERS, HigherOrderContext, HigherOrderState
 from dispatch_flops.counting.kernels import kernel
-from dispatch_flops.counting.known_calls import KnownCall, KnownCalls, differs_in_numbers
+from dispatch_flops.counting.known_calls import KnownCall, KnownCalls, Pair, differs_in_numbers
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
 from dispatch_flops.counting.plans import SHARED_PLANS, Plan
@@ -131,19 +131,29 @@ class CountingMode(EnteredMode):
             thread: ThreadState = self._local.thread
             known = plan.fixed
             if known is None:
-                known = plan.calls.last_pair
-                if (  # ``find``, written out for two tensors, as residual connections add
-                    known is None
-                    or len(args) != 2
-                    or kwargs
+                calls = plan.calls
+                known = calls.latest.then
+                if kwargs or not calls.takes_tensors:
+                    known = calls.find(args, kwargs, thread.param_sink)
+                elif known.__class__ is not Pair:
+                    if args[0].is_nested or not known.is_like(args):  # to compare one may crash
+                        known = calls.find(args, kwargs, thread.param_sink)
+                    else:
+                        calls.latest = known
+                        for index in known.params:
+                            thread.param_sink.add(id(args[index]))
+                elif (  # ``is_like``, written out for two tensors, as residual connections add
+                    len(args) != 2
                     or (a := args[0]).__class__ is not _Tensor
                     or (b := args[1]).__class__ is not _Tensor
-                    or a.is_nested  # to compare one ends the process
+                    or a.is_nested
                     or b.is_nested
                     or not known.is_same(a, b)
                     or known.low < b.data_ptr() - a.data_ptr() < known.high
                 ):
-                    known = plan.calls.find(args, kwargs, thread.param_sink)
+                    known = calls.find(args, kwargs, thread.param_sink)
+                else:
+                    calls.latest = known
             elif args and (cls := args[0].__class__) is not _Tensor:
                 if cls is _Parameter:
                     thread.param_sink.add(id(args[0]))

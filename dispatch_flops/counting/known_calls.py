@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -43,22 +43,36 @@ _COMPARABLE = _WHOLE | frozenset(
 )
 
 
+def _is_unlike(args: Any) -> bool:
+    return False
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class KnownCall:
     """A call, and what later ones like it cost.
 
     run: runs the operator for calls that are like it, where no mode for ``__torch_function__`` is
     in force; None: only the operator itself does.
+    is_like: compares the arguments of another call with its own. The first is a tensor that is not
+    nested; those given by keyword come last. keywords: their names. params: positions of parameters
+    among the arguments. then: what followed when it was last found by a search.
     """
 
     cost: CallCost
     run: Callable[..., Any] | None = None
+    is_like: Comparison = _is_unlike
+    keywords: tuple[str, ...] = ()
+    params: tuple[int, ...] = ()
+    then: KnownCall = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.then = self
 
     def to_be_run(self, func: OpOverload) -> None:
         """Let the next call find out which function of torch runs the operator."""
 
-        def run(*args: Any) -> Any:
-            out, found = run_and_find(func, args)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            out, found = run_and_find(func, args, kwargs)
             self.run = found or run
             return out
 
@@ -67,7 +81,7 @@ class KnownCall:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Pair(KnownCall):
-    """A call of two tensors.
+    """A call of two tensors and nothing else.
 
     is_same: compares two tensors with these. They share memory only if the address of the second,
     less that of the first, is between ``low`` and ``high``.
@@ -78,33 +92,34 @@ class Pair(KnownCall):
     high: int
 
 
-# A comparison, the call, and the positions of parameters in it.
-_Compared = tuple[Comparison, KnownCall, tuple[int, ...]]
+_NOTHING = CallCost("", "unknown")
 
 
 class KnownCalls:
     """Costs of the calls of an operator, by signature and by comparison.
 
     by_signature: a call of each signature (see ``call_signature``).
-    last_pair: the last call of two tensors alone that ``find`` has found by comparison.
+    latest: the last call that was found by comparison. Programs repeat themselves: what came after
+        it before, ``latest.then``, is compared first.
+    takes_tensors: what comes first in a call is a tensor, and no argument is a list of tensors.
     """
 
     def __init__(self, func: Any = None, numbers: NumberKeys = BY_VALUE) -> None:
         self.by_signature: dict[Any, KnownCall] = {}
+        self.latest = KnownCall(cost=_NOTHING)
         self._func = func
         self._numbers = numbers
-        self.last_pair: Pair | None = None
         # By the shape of the first tensor, the lengths of lists and the names of keyword arguments.
-        self._by_kind: dict[Any, list[_Compared]] = {}
+        self._by_kind: dict[Any, list[KnownCall]] = {}
         self._attempts: defaultdict[Any, int] = defaultdict(int)
         self._is_comparable = isinstance(func, OpOverload) and _is_comparable_call(func)
-        self._takes_lists = self._is_comparable and _takes_lists(func)
+        self.takes_tensors = self._is_comparable and not _takes_lists(func)
         self._keywords = _comparable_keywords(func) if self._is_comparable else frozenset()
 
     def clear(self) -> None:
         """Forget all calls."""
         self.by_signature.clear()
-        self.last_pair = None
+        self.latest = KnownCall(cost=_NOTHING)
         self._by_kind.clear()
         self._attempts.clear()
 
@@ -116,32 +131,41 @@ class KnownCalls:
         """
         if not self._is_comparable or (kwargs and not self._keywords.issuperset(kwargs)):
             return self.by_signature[call_signature(args, kwargs, used_params, self._numbers)]
-        if self._takes_lists:
-            given = _flattened(args)
-            kind = (given[0].shape, *[len(arg) for arg in args if arg.__class__ is list])
-        else:
-            given, kind = args, args[0].shape  # raises for a nested tensor
+        given = args if self.takes_tensors else _flattened(args)
+        keywords: tuple[str, ...] = ()
         if kwargs:
-            given, kind = (*given, *kwargs.values()), (kind, *kwargs)
-        calls = self._by_kind.get(kind)
-        if calls is not None:
-            for is_like, known, params in calls:
-                if is_like(given):
-                    if known.__class__ is Pair:
-                        self.last_pair = known
-                    for index in params:
-                        used_params.add(id(given[index]))
-                    return known
+            given, keywords = (*given, *kwargs.values()), tuple(kwargs)
+        shape = given[0].shape  # raises for a nested tensor
+        known = self.latest.then
+        if not self.takes_tensors or known.keywords != keywords or not known.is_like(given):
+            lengths = () if self.takes_tensors else [len(a) for a in args if a.__class__ is list]
+            kind = (shape, *lengths, *keywords)
+            for known in self._by_kind.get(kind, ()):
+                if known.is_like(given):
+                    self.latest.then = known
+                    break
+            else:
+                return self._find_by_signature(kind, args, kwargs, given, used_params)
+        self.latest = known
+        for index in known.params:
+            used_params.add(id(given[index]))
+        return known
+
+    def _find_by_signature(
+        self, kind: Any, args: Any, kwargs: Any, given: Any, used_params: set[int]
+    ) -> KnownCall:
+        """Find a call that is like none with which it was compared, and note it for comparisons.
+
+        given: its arguments, the keyword ones last.
+        """
         known = self.by_signature[call_signature(args, kwargs, used_params, self._numbers)]
         if self._attempts[kind] < _AT_MOST:
             self._attempts[kind] += 1
-            self._add(kind, given, known.cost, has_keywords=bool(kwargs))
+            self._add(kind, given, known.cost, tuple(kwargs or ()))
         return known
 
-    def _add(self, kind: Any, args: Any, cost: CallCost, *, has_keywords: bool) -> None:
+    def _add(self, kind: Any, args: Any, cost: CallCost, keywords: tuple[str, ...]) -> None:
         """Note a call for later comparisons, if they can tell its cost.
-
-        args: its arguments, of which some are given by keyword if ``has_keywords``.
 
         Where tensors share a storage, the cost depends on what they show of it.
         """
@@ -157,15 +181,15 @@ class KnownCalls:
                 low, high = -_reach(tensors[1]), _reach(tensors[0])
                 pair = Pair(cost=cost, is_same=is_same, low=low, high=high)
                 is_like = _compare_two(pair, len(args), values, indices[1], tensors[1].__class__)
-                if len(args) == 2 and not params:
+                if len(args) == 2 and not params and not keywords:
                     known = pair
             else:
                 is_like = _compare_many(is_same, len(args), values, indices)
             if repeats:
                 is_like = _with_repeats(is_like, repeats)
-            if not has_keywords:
-                known.to_be_run(self._func)
-            self._by_kind.setdefault(kind, []).append((is_like, known, params))
+            known.is_like, known.params, known.keywords = is_like, params, keywords
+            known.to_be_run(self._func)
+            self._by_kind.setdefault(kind, []).append(known)
 
     def _comparison_of_values(self, args: Any) -> Comparison:
         """Return what compares the arguments that are not tensors."""

@@ -1,11 +1,4 @@
-"""Calls of torch's own layers that are like earlier ones, and need not be dispatched again.
-
-Which operators such a layer runs depends on the metadata of its tensors, on a few attributes and on
-modes of torch, never on values. A call that is like an earlier one runs without the dispatch mode,
-as fast as outside of a counter, and what was recorded of the earlier one is recorded again. What is
-compared here is everything that decides which operators run and what they cost. A call of which
-anything cannot be compared is dispatched.
-"""
+"""Calls of torch's own layers that are like earlier ones; see ``undispatched``."""
 
 from __future__ import annotations
 
@@ -21,29 +14,22 @@ from torch.nn import functional as F
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.output_shapes import Shapes, shapes_of
-from dispatch_flops.operators import registry
-from dispatch_flops.operators.costing import CallCost
+from dispatch_flops.counting.undispatched import Costs, KnownRuns, costs_of, runs_plainly
 from dispatch_flops.operators.interrupts import is_of_signal_handler
-from dispatch_flops.operators.operator_keys import name_of
-from dispatch_flops.operators.registry import Rule
 
 if TYPE_CHECKING:
     from dispatch_flops.counting.thread_state import KnownModule, OpenCall, ThreadState
+    from dispatch_flops.operators.registry import Rule
 
-_number_of_modes = _torch.number_of_modes
-_function_modes = _torch.function_modes
 _is_grad_enabled = torch.is_grad_enabled
 _share_storage = _torch.share_storage
 _hooks = _torch.module_globals
-_forward_mode = torch.autograd.forward_ad
 _functions = vars(F)
 _sequence_nr = _torch.sequence_nr
 _keep_modes_out = _torch.keep_modes_out
-_is_autocast_enabled = _torch.is_any_autocast_enabled
 
 _LIMIT = 4096  # kinds of calls kept before all are dropped
 _MOST = 4  # calls kept of one kind
-_TORCH = ("aten.", "prim.", "prims.")
 
 _Tensors = tuple[Tensor | None, ...]
 
@@ -136,14 +122,14 @@ class LayerCall:
 
     kind: its class and shapes. is_same: compares the input and the layer's tensors with its own.
     absent: positions of tensors that the layer did not have. state: what else decides which
-    operators run. costs: with the number of operators of that cost; empty until the call has ended.
+    operators run. costs: empty until the call has ended.
     """
 
     kind: Any
     is_same: Callable[..., bool]
     absent: tuple[int, ...]
     state: Any
-    costs: tuple[tuple[CallCost, int], ...] = ()
+    costs: Costs = ()
     output_shapes: Shapes = ()
 
     def is_like(self, x: Tensor, tensors: _Tensors, state: Any) -> bool:
@@ -162,25 +148,20 @@ def _present(tensors: _Tensors) -> tuple[Tensor, ...]:
     return tuple([tensor for tensor in tensors if tensor is not None])
 
 
-class KnownLayers:
-    """The calls of layers in one run.
-
-    own_rules: the counter's own. Where an operator of torch has a formula of the user's, there or
-    in the registry, every call is dispatched.
-    """
+class KnownLayers(KnownRuns):
+    """The calls of layers in one run."""
 
     def __init__(self, own_rules: Mapping[Any, Rule]) -> None:
-        self._own_rules = own_rules
         self._calls: dict[Any, list[LayerCall]] = {}  # by kind
         self._latest: dict[type, LayerCall] = {}
-        registry.watch(self)
-        self.rules_changed()
+        super().__init__(own_rules)
 
-    def rules_changed(self) -> None:
-        """Forget all calls: rules were added or removed."""
-        self._forget()
-        keys = registry.keys_with_formulas(self._own_rules)
-        self._is_on = not any(name_of(key).startswith(_TORCH) for key in keys)
+    def forget(self) -> None:
+        """Let no call be like one of these; modules keep those that were found for them."""
+        for calls in list(self._calls.values()):
+            for call in calls:
+                call.is_same = _is_never_same
+        self._calls.clear()
 
     def find(
         self, thread: ThreadState, known: KnownModule, module: nn.Module, args: Any
@@ -192,7 +173,7 @@ class KnownLayers:
         layer, own = LAYERS[module.__class__], module.__dict__
         try:
             if (
-                not self._is_on
+                not self.is_on
                 or len(args) != 1
                 or (x := args[0]).__class__ is not Tensor
                 or x.is_nested  # to compare one ends the process
@@ -208,10 +189,7 @@ class KnownLayers:
                 or len(_hooks._global_forward_pre_hooks) != 1
                 or _hooks._global_backward_hooks
                 or _hooks._global_backward_pre_hooks
-                or _number_of_modes() != 1
-                or _function_modes()
-                or _forward_mode._current_level >= 0
-                or _is_autocast_enabled()  # which may have cast parameters before
+                or not runs_plainly()
             ):
                 return None
             tensors = layer.parameters(own["_parameters"])
@@ -253,7 +231,7 @@ class KnownLayers:
         calls = self._calls.get(kind)
         if calls is None:
             if len(self._calls) >= _LIMIT:
-                self._forget()
+                self.forget()
             self._calls[kind] = []
             return None
         for call in calls:
@@ -266,52 +244,37 @@ class KnownLayers:
 
     def keep(self, opened: OpenCall, output: Any) -> None:
         """Keep a new call, which has returned ``output``, for later ones."""
-        call, before = opened.layer_call, opened.costs_before
-        assert call is not None and before is not None and opened.module_phase is not None
-        counts = opened.module_phase.counts
+        call = opened.new_call
+        assert isinstance(call, LayerCall)
         calls = self._calls.get(call.kind)
-        is_counted = all(count <= counts.get(cost, 0) for cost, count in before.items())
-        if calls is None or len(calls) >= _MOST or not is_counted:  # forgotten, or aggregated
-            return
-        added = ((cost, count - before.get(cost, 0)) for cost, count in counts.items())
-        call.costs = tuple((cost, count) for cost, count in added if count)
-        call.output_shapes = shapes_of(output)
-        calls.append(call)
-
-    def _forget(self) -> None:
-        """Let no call be like one of these; modules keep those that were found for them."""
-        for calls in list(self._calls.values()):
-            for call in calls:
-                call.is_same = _is_never_same
-        self._calls.clear()
+        if calls is not None and len(calls) < _MOST:  # not forgotten meanwhile
+            call.costs, call.output_shapes = costs_of(opened), shapes_of(output)
+            calls.append(call)
 
 
 def _is_never_same(*tensors: Tensor) -> bool:
     return False
 
 
-def begin(thread: ThreadState, known: KnownModule, call: LayerCall) -> None:
+def begin_layer(thread: ThreadState, known: KnownModule, call: LayerCall) -> None:
     """Begin a call of a layer, which is like ``call`` and runs without the mode."""
     known.layer_call = call
     thread.undispatched = known, _sequence_nr(), _keep_modes_out()
 
 
-def end(thread: ThreadState, module: nn.Module, *, returned: bool) -> None:
-    """End a call that ran without the mode, and record what was recorded of the earlier one.
+def end_layer(thread: ThreadState, known: KnownModule, start: int, *, returned: bool) -> None:
+    """Record what was recorded of the earlier call, for one that has run without the mode.
 
-    returned: it has not raised.
+    start: the sequence number when it began. returned: it has not raised.
     """
-    assert thread.undispatched is not None and thread.current is not None
-    known, start, keeping_out = thread.undispatched
-    thread.undispatched = None
-    del keeping_out  # the mode sees what runs from now on
     module_phase, call = known.module_phase, known.layer_call
-    if returned and call is not None:
-        for cost, calls in call.costs:
-            module_phase.counts[cost] += calls
+    assert call is not None and thread.current is not None
+    if returned:
+        for cost, count in call.costs:
+            module_phase.counts[cost] += count
         if known.is_new:
             known.is_new = False
-            thread.known_modules[id(module)] = known
+            thread.known_modules[id(known.module())] = known
             thread.output_shapes.setdefault(module_phase.fqn, call.output_shapes)
     seq = _sequence_nr()
     if seq != start:

@@ -39,7 +39,8 @@ from dispatch_flops.counting.checkpoints import (
 from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.expert_tokens import count_tokens
 from dispatch_flops.counting.first_call import autocast_of, call_facts
-from dispatch_flops.counting.known_layers import LAYERS, KnownLayers, begin, end
+from dispatch_flops.counting.known_layers import LAYERS, KnownLayers, begin_layer, end_layer
+from dispatch_flops.counting.known_steps import KnownSteps, begin_step, end_step
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.node_owners import NodeOwners
@@ -77,7 +78,8 @@ class Tracker:
     observers: are told of each module call and optimizer step.
     is_mode_on: says whether a dispatch mode sees the operators of the calling thread. Without a
         mode only threads that joined are followed.
-    layers: tells which calls of layers need not be dispatched; None: all are.
+    layers, steps: tell which calls of layers, and steps of optimizers, need not be dispatched;
+        None: all are.
     home_thread: ident of the thread that called ``start``.
     has_missed: operators may have passed unseen, after an interrupt.
     first_call: the facts of the first call of a root, as ``call_facts`` returns them.
@@ -89,9 +91,10 @@ class Tracker:
         observers: Sequence[ModuleObserver] = (),
         is_mode_on: Callable[[], bool] = lambda: False,
         layers: KnownLayers | None = None,
+        steps: KnownSteps | None = None,
     ) -> None:
         self.names = names
-        self._layers = layers
+        self._layers, self._steps = layers, steps
         self.has_missed = False
         self.home_thread = threading.get_ident()
         self.first_call: dict[str, Any] | None = None
@@ -114,7 +117,7 @@ class Tracker:
             home.current = None
         self.home_thread = threading.get_ident()
         drop_ended_calls(home)
-        undo.add(self._end_layer)
+        undo.add(self._end_undispatched)
         hooks = (
             self.enter_module, self.leave_module, self.enter_optimizer, self.leave_optimizer
         )  # fmt: skip
@@ -138,7 +141,7 @@ class Tracker:
 
     def leave_thread(self) -> None:
         """Stop following this thread's modules, unless it joins again."""
-        self._end_layer()
+        self._end_undispatched()
         self.local.left = self.local.__dict__.pop("thread", None)
 
     # -- what was collected in all threads ----------------------------------------------------
@@ -196,7 +199,7 @@ class Tracker:
         observer = self._observer
         stamp = None if observer is None else observer.entering()
         if thread.undispatched is not None:
-            self._end_layer()
+            self._end_undispatched()
         known = thread.known_modules.get(id(module))
         if (
             known is None
@@ -280,19 +283,19 @@ class Tracker:
         assert self._layers is not None
         call = self._layers.find(thread, known, module, args)
         if call is not None and call.costs:
-            begin(thread, known, call)
+            begin_layer(thread, known, call)
             return True
         module_phase = known.module_phase
         opened = OpenCall(known.named, module, module_phase, NO_TASK, not known.is_new)
         if call is not None:
-            opened.layer_call, opened.costs_before = call, {**module_phase.counts}
+            opened.new_call, opened.costs_before = call, {**module_phase.counts}
         thread.stack.append(opened)
         thread.current = module_phase
         thread.mark(_sequence_nr(), module_phase.fqn)
         return False
 
-    def _end_layer(self) -> None:
-        """Let the mode in again where an interrupt ended the call of a layer in this thread.
+    def _end_undispatched(self) -> None:
+        """Let the mode in again where an interrupt ended what ran without it in this thread.
 
         What has run since was not seen, unless the interrupt is still on its way out of the block.
         """
@@ -314,16 +317,20 @@ class Tracker:
         observer = self._observer
         stamp = None if observer is None else observer.leaving()
         if thread.undispatched is not None:
-            if thread.undispatched[0].module() is module:
-                end(thread, module, returned=output is not None)
+            known, start, keeping_out = thread.undispatched
+            if known.__class__ is KnownModule and known.module() is module:
+                thread.undispatched = None
+                del keeping_out  # the mode sees what runs from now on
+                end_layer(thread, known, start, returned=output is not None)
                 return
-            self._end_layer()
+            del keeping_out
+            self._end_undispatched()
         stack = thread.stack
         if stack[-1].is_in_hooks:
             drop_calls_after_hooks(thread)
         call = stack[-1]
         if call.owner is module and not call.is_in_hooks:
-            if self._layers is not None and call.layer_call is not None and output is not None:
+            if self._layers is not None and call.new_call is not None and output is not None:
                 self._layers.keep(call, output)
             if not call.is_known:
                 self._note_return(thread, call, args, output)
@@ -371,7 +378,7 @@ class Tracker:
             return
         observer = self._observer
         stamp = None if observer is None else observer.entering()
-        self._end_layer()
+        self._end_undispatched()
         drop_calls_after_hooks(thread)
         fqn = self._optimizers.fqn_of(optimizer)
         # A step that raises runs no post-hook: it is over once its frame has returned.
@@ -379,14 +386,19 @@ class Tracker:
         drop_raised_steps(thread, step)
         has_closure = any(callable(arg) for arg in (*args[1:], *kwargs.values()))
         module_phase = thread.module_phase(fqn, "optimizer")
-        thread.stack.append(
-            OpenCall(
-                None, optimizer, module_phase, _graph_task(), step=step, has_closure=has_closure
-            )
+        call = OpenCall(
+            None, optimizer, module_phase, _graph_task(), step=step, has_closure=has_closure
         )
+        thread.stack.append(call)
         resume(thread, _sequence_nr())
         if observer is not None:
             observer.enter(thread, stamp)
+        if self._steps is not None:
+            known = self._steps.find(optimizer, args, kwargs)
+            if known is not None and known.costs:
+                begin_step(thread, call, known)
+            elif known is not None:
+                call.new_call, call.costs_before = known, {**module_phase.counts}
 
     def leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer step post-hook; it does not run for a step that raised."""
@@ -396,6 +408,10 @@ class Tracker:
         observer = self._observer
         stamp = None if observer is None else observer.leaving()
         call = pop_call(thread.stack, optimizer)
+        if call.known_step is not None:
+            end_step(thread, call)
+        elif self._steps is not None and call.new_call is not None:
+            self._steps.keep(call)
         thread.gradients, thread.is_on_gradients = frozenset(), False
         resume(thread, _sequence_nr())
         if observer is not None:

@@ -8,6 +8,7 @@ modules.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.node_owners import ACCUMULATES, NodeOwners
-from dispatch_flops.counting.python_frames import named_part_of_torch
+from dispatch_flops.counting.python_frames import is_mode_of_package, named_part_of_torch
 from dispatch_flops.counting.thread_state import (
     AFTER_BACKWARD,
     NO_TASK,
@@ -58,7 +59,18 @@ class OperatorLocator:
 
     def locate(self, thread: ThreadState, args: Any = ()) -> ModulePhase:
         """Return the module and phase of an operator, with its arguments, outside of backward."""
-        if thread.stack[-1].is_in_hooks:
+        call = thread.stack[-1]
+        if call.caller is not None and call.module_phase is not None:
+            # Most operators of a step are called by one frame: ``is_running_step``, written out.
+            frame = sys._getframe(2)
+            if is_mode_of_package(frame):
+                frame = frame.f_back  # type: ignore[assignment]
+            frame_id, code, code_above = call.caller
+            if id(frame) == frame_id and frame.f_code is code:
+                above = frame.f_back
+                if above is not None and above.f_code is code_above:
+                    return call.module_phase
+        if call.is_in_hooks:
             drop_calls_after_hooks(thread)
         call = thread.stack[-1]
         if call.module_phase is not None and not call.has_closure and is_running_step(call):

@@ -173,6 +173,12 @@ def has_returned(key: FrameKey) -> bool:
 CallerKey = tuple[int, CodeType, CodeType | None]
 
 
+def is_mode_of_package(frame: FrameType) -> bool:
+    """Return True for the frame in which a mode of this package dispatches an operator."""
+    is_mode = frame.f_code.co_name == "__torch_dispatch__"
+    return is_mode and frame.f_globals["__name__"].startswith("dispatch_flops.")
+
+
 def operator_caller() -> CallerKey | None:
     """Return the key of the Python frame that called the operator which a mode is dispatching.
 
@@ -182,11 +188,9 @@ def operator_caller() -> CallerKey | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
         frame = frame.f_back
-    while frame is not None and frame.f_code.co_name == "__torch_dispatch__":
-        if not frame.f_globals["__name__"].startswith("dispatch_flops."):
-            return None
+    while frame is not None and is_mode_of_package(frame):
         frame = frame.f_back
-    if frame is None:
+    if frame is None or frame.f_code.co_name == "__torch_dispatch__":
         return None
     above = None if frame.f_back is None else frame.f_back.f_code
     if above is not None and above.co_name == "__torch_dispatch__":  # by an overload's __call__

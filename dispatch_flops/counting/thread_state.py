@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops.counting.known_layers import LayerCall
+from dispatch_flops.counting.known_steps import KnownStep
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.output_shapes import Shapes
 from dispatch_flops.counting.python_frames import CallerKey, FrameKey
@@ -61,8 +62,8 @@ class OpenCall:
     has_closure: the step was given a function that computes the loss.
     is_in_hooks: the module's forward has returned, but forward hooks of its own may be running.
     caller: of an optimizer step, what called its last operator.
-    layer_call: of a layer, its call, which later ones may be like; else None. costs_before: what
-        was recorded in ``module_phase`` when that began.
+    new_call: where later calls of a layer, or steps, may be like it; costs_before: what was
+        recorded in ``module_phase`` when it began. known_step: the earlier step that it is like.
     """
 
     named: ModuleName | None
@@ -74,8 +75,9 @@ class OpenCall:
     has_closure: bool = False
     is_in_hooks: bool = False
     caller: CallerKey | None = None
-    layer_call: LayerCall | None = None
+    new_call: LayerCall | KnownStep | None = None
     costs_before: Mapping[CallCost, int] | None = None
+    known_step: KnownStep | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -94,9 +96,9 @@ class KnownModule:
     layer_call: LayerCall | None = None
 
 
-# A layer whose call runs without the mode, the sequence number at its start, and what keeps the
-# mode out for as long as it lives.
-Undispatched = tuple[KnownModule, int, object]
+# What runs without the mode: a layer or an optimizer's step; the sequence number at its start, and
+# what keeps the mode out for as long as it lives.
+Undispatched = tuple[KnownModule | OpenCall, int, object]
 
 
 class ThreadState:
@@ -106,7 +108,7 @@ class ThreadState:
     current: where the next operator is recorded; None: ask ``Tracker.locate``.
     known_modules: by the ids of the modules. Shared modules, roots, wrappers and experts, whose
         calls need more, are not among them.
-    undispatched: the layer whose call runs without the mode now.
+    undispatched: the call of a layer, or the step, that runs without the mode now.
     used_params: ids of the parameters that took part in an operator.
     is_in_setup: a pipeline infers its metadata; whatever runs then is of the phase "setup".
     known_task: the graph task in which ``is_in_setup`` was last determined.

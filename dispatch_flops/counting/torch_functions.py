@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +25,7 @@ class _OtherOperatorError(Exception):
     """A function of torch does not begin with the operator whose place it is to take."""
 
 
+_NO_KEYWORDS: Mapping[str, Any] = {}
 _FINDING = threading.RLock()  # warnings are noted by what the process has only one of
 
 # What functions raise that do not take the arguments.
@@ -37,10 +38,12 @@ class Witness(TorchDispatchMode):
     It raises before any other operator runs first; those that follow the call run.
     """
 
-    def __init__(self, func: OpOverload, args: tuple[Any, ...]) -> None:
+    def __init__(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NO_KEYWORDS
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._func = func
-        self.args = args
+        self.args, self.kwargs = args, kwargs
         self.operators = 0
         self.out: Any = None
         self.is_over = False
@@ -50,33 +53,42 @@ class Witness(TorchDispatchMode):
         return False  # see CountingMode
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_call = func is self._func and not kwargs and _are_same(args, self.args)
+        is_call = func is self._func and self._has_same(args, kwargs or {})
         if not is_call and not self.operators and not self.is_over:
             raise _OtherOperatorError
         self.operators += 1
         self.out = func(*args, **kwargs or {})
         return self.out
 
+    def _has_same(self, args: Any, kwargs: Mapping[str, Any]) -> bool:
+        return (
+            kwargs.keys() == self.kwargs.keys()
+            and _are_same(args, self.args)
+            and all(_is_same(value, self.kwargs[name]) for name, value in kwargs.items())
+        )
 
-def run_and_find(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, Callable[..., Any] | None]:
+
+def run_and_find(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NO_KEYWORDS
+) -> tuple[Any, Callable[..., Any] | None]:
     """Run an operator, once; return its result, and what runs it alike in the least time.
 
     None for the latter where another thread is finding it out for an operator of its own.
     """
     kernel = _torch.kernel_of(func)
     if not _FINDING.acquire(blocking=False):
-        return kernel(*args), None
+        return kernel(*args, **kwargs), None
     try:
-        return _run_and_find(func, kernel, args)
+        return _run_and_find(func, kernel, args, kwargs)
     finally:
         _FINDING.release()
 
 
 def _run_and_find(
-    func: OpOverload, kernel: Callable[..., Any], args: tuple[Any, ...]
+    func: OpOverload, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Callable[..., Any]]:
     for function in _torch.functions_named_as(func):
-        witness = Witness(func, args)
+        witness = Witness(func, args, kwargs)
         try:
             out, has_warned = _run_noting_warnings(witness, function)
         except _REFUSALS as error:
@@ -86,7 +98,7 @@ def _run_and_find(
             is_alike = witness.operators == 1 and type(out) is type(witness.out)
             if witness.operators:
                 return out, function if is_alike and not has_warned else kernel
-    return kernel(*args), kernel
+    return kernel(*args, **kwargs), kernel
 
 
 def _run_noting_warnings(witness: Witness, function: Callable[..., Any]) -> tuple[Any, bool]:
@@ -128,7 +140,7 @@ def _run_before(witness: Witness, function: Callable[..., Any]) -> Any:
     """Run the function; a witness that an interrupt leaves in force ends with the counter."""
     try:
         _torch.push_mode(witness)
-        return function(*witness.args)
+        return function(*witness.args, **witness.kwargs)
     finally:
         witness.is_over = True
         if witness in _torch.modes_in_force()[-1:]:  # an interrupt may come before it is

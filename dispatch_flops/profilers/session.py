@@ -17,6 +17,7 @@ from dispatch_flops.counting.aggregation import CallAggregator, RecordedCalls
 from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.eager_stance import take_eager_stance
 from dispatch_flops.counting.known_layers import KnownLayers
+from dispatch_flops.counting.known_steps import KnownSteps
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.opaque_modules import OpaqueModules
@@ -75,8 +76,8 @@ class Session:
         if memory is not None:
             self._memory, mode, self._read_memory = _follow_memory(self._names, memory)
         observers = (*self._pass.observers, *((self._memory,) if self._memory else ()))
-        layers = None if observers else KnownLayers(own_rules)
-        self._tracker = Tracker(self._names, observers, self._is_mode_on, layers)
+        known = () if observers else (KnownLayers(own_rules), KnownSteps(own_rules))
+        self._tracker = Tracker(self._names, observers, self._is_mode_on, *known)
         timer = self._pass.operator_timer
         of_mode = (self._tracker, conventions, own_rules, self._aggregate, timer)
         self._mode = mode(*of_mode)
@@ -180,8 +181,8 @@ class Session:
             )
         if self._tracker.has_missed:
             return (
-                "an interrupt ended the call of a layer: what ran between it and the next call of "
-                "a module was not counted"
+                "an interrupt ended a layer's call or an optimizer's step: what ran from there to "
+                "the next call of a module was not counted"
             )
         return None
 

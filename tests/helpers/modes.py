@@ -23,3 +23,11 @@ class OperatorNames(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(str(func))
         return func(*args, **(kwargs or {}))
+
+
+class NamesBesideCompiled(OperatorNames):
+    """Does not keep torch from running compiled code, as the counter's mode does not."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True

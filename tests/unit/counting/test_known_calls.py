@@ -357,3 +357,27 @@ def test_results_whose_shape_depends_on_values(func: str, varies: bool) -> None:
     packet = getattr(torch.ops.aten, func)
     overload = packet.Tensor if func == "mul" else packet.default
     assert meta_tensors.varies_in_shape(overload) is varies
+
+
+def test_calls_that_take_turns_are_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What followed a call before is compared first, without a search."""
+    searched: list[str] = []
+    find = known_calls.KnownCalls.find
+
+    def spy(calls: Any, args: Any, kwargs: Any, used_params: set[int]) -> Any:
+        searched.append(str(calls._func))
+        return find(calls, args, kwargs, used_params)
+
+    def run() -> None:
+        torch.mm(x, ones(5, 7))
+        torch.mm(ones(2, 3), x)
+        F.gelu(x)
+        F.gelu(w)
+
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(4):
+            run()
+        monkeypatch.setattr(known_calls.KnownCalls, "find", spy)
+        run()
+    assert not {"aten.mm.default", "aten.gelu.default"} & set(searched)
+    assert counter.get_total_macs() == 5 * (3 * 5 * 7 + 2 * 3 * 5)

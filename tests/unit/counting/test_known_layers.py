@@ -29,7 +29,7 @@ from dispatch_flops.counting import known_layers, module_tracker
 from dispatch_flops.counting.known_layers import LAYERS
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.registry import overridden, unregister_flops
-from tests.helpers.modes import OperatorNames
+from tests.helpers.modes import NamesBesideCompiled, OperatorNames
 
 aten = torch.ops.aten
 Program = Callable[[nn.Module], Any]
@@ -43,9 +43,9 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def begin(thread: Any, known: Any, call: Any) -> None:
         found.append(known.module_phase.fqn)
-        known_layers.begin(thread, known, call)
+        known_layers.begin_layer(thread, known, call)
 
-    monkeypatch.setattr(module_tracker, "begin", begin)
+    monkeypatch.setattr(module_tracker, "begin_layer", begin)
     return found
 
 
@@ -428,15 +428,7 @@ def test_call_under_another_setting_of_torch_is_dispatched(
     assert passed == ["0"]
 
 
-class NamesOfCompiled(OperatorNames):
-    """Torch takes it for less in the way than most modes, as it does the counter's."""
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("mode", [OperatorNames, NamesOfCompiled])
+@pytest.mark.parametrize("mode", [OperatorNames, NamesBesideCompiled])
 def test_mode_of_the_program_sees_the_operators_of_each_call(mode: type[OperatorNames]) -> None:
     model = nn.Sequential(nn.Linear(5, 5))
     with FlopCounterMode(model, display=False):

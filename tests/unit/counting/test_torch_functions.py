@@ -274,8 +274,8 @@ def test_later_calls_give_the_same_results_by_the_same_operators(
 ) -> None:
     chosen: list[Any] = []
 
-    def spy(func: Any, args: Any) -> Any:
-        out, function = run_and_find(func, args)
+    def spy(func: Any, args: Any, kwargs: Any) -> Any:
+        out, function = run_and_find(func, args, kwargs)
         chosen.append(function is not _torch.kernel_of(func))
         return out, function
 

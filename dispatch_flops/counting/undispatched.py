@@ -1,0 +1,78 @@
+"""What calls of torch's own layers and optimizers have in common that need not be dispatched again.
+
+Which operators such a call runs depends on the metadata of its tensors, on a few attributes and on
+modes of torch, never on values. A call that is like an earlier one runs without the dispatch mode,
+as fast as outside of a counter, and what was recorded of the earlier one is recorded again.
+Everything that decides which operators run and what they cost is compared. A call of which anything
+cannot be compared is dispatched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dispatch_flops import _torch
+from dispatch_flops.operators import registry
+from dispatch_flops.operators.costing import CallCost
+from dispatch_flops.operators.operator_keys import name_of
+from dispatch_flops.operators.registry import Rule
+
+if TYPE_CHECKING:
+    from dispatch_flops.counting.thread_state import OpenCall
+
+_number_of_modes = _torch.number_of_modes
+_function_modes = _torch.function_modes
+_is_autocast_enabled = _torch.is_any_autocast_enabled
+_forward_mode = torch.autograd.forward_ad
+_LIBRARIES = ("aten.", "prim.", "prims.")
+
+Costs = tuple[tuple[CallCost, int], ...]  # each with the number of operators that cost so much
+
+
+def runs_plainly() -> bool:
+    """Return True if nothing but the counter's mode and what tensors show decides what runs.
+
+    Autocast is not asked what it has cast before.
+    """
+    return not (
+        _number_of_modes() != 1
+        or _function_modes()
+        or _forward_mode._current_level >= 0
+        or _is_autocast_enabled()
+    )
+
+
+class KnownRuns:
+    """Calls that later ones may be like; forgotten when a rule changes.
+
+    own_rules: the counter's own. is_on: False where an operator of torch has a formula of the
+    user's, which may ask for anything: then every call is dispatched.
+    """
+
+    def __init__(self, own_rules: Mapping[Any, Rule]) -> None:
+        self._own_rules = own_rules
+        registry.watch(self)
+        self.rules_changed()
+
+    def rules_changed(self) -> None:
+        """Forget all calls: rules were added or removed."""
+        self.forget()
+        keys = registry.keys_with_formulas(self._own_rules)
+        self.is_on = not any(name_of(key).startswith(_LIBRARIES) for key in keys)
+
+    def forget(self) -> None:
+        """Let no later call be like an earlier one."""
+        raise NotImplementedError
+
+
+def costs_of(opened: OpenCall) -> Costs:
+    """Return what was recorded since a call began; nothing if it was aggregated meanwhile."""
+    assert opened.costs_before is not None and opened.module_phase is not None
+    before, counts = opened.costs_before, opened.module_phase.counts
+    if any(counts.get(cost, 0) < count for cost, count in before.items()):
+        return ()
+    added = ((cost, count - before.get(cost, 0)) for cost, count in counts.items())
+    return tuple((cost, count) for cost, count in added if count)

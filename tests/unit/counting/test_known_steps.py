@@ -1,0 +1,424 @@
+"""Steps of optimizers that are like earlier ones: not dispatched again, but counted."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RAdam
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from dispatch_flops import FlopCounterMode, OpCost, Profile
+from dispatch_flops.counting import known_steps, module_tracker
+from dispatch_flops.counting.known_steps import KINDS
+from dispatch_flops.errors import UncountedWarning
+from tests.helpers.modes import NamesBesideCompiled, OperatorNames
+
+Make = Callable[[list[nn.Parameter]], Optimizer]
+Change = Callable[[Any], Any]
+Run = Callable[..., Profile]
+
+
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the optimizers whose steps are not dispatched, one for each step."""
+    found: list[str] = []
+
+    def begin(thread: Any, opened: Any, step: Any) -> None:
+        found.append(type(opened.owner).__name__)
+        known_steps.begin_step(thread, opened, step)
+
+    monkeypatch.setattr(module_tracker, "begin_step", begin)
+    return found
+
+
+def parameters() -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    made = [nn.Parameter(torch.randn(shape)) for shape in ((3, 5), (7,), (2, 3, 2))]
+    for parameter in made:
+        parameter.grad = torch.randn_like(parameter)
+    return made
+
+
+def counted(make: Make, *changes: Change, **options: Any) -> Profile:
+    """Count a step after each change of a new optimizer."""
+    optimizer = make(parameters())
+    with FlopCounterMode(display=False, **options) as counter:
+        for change in changes:
+            change(optimizer)
+            optimizer.step()
+    return counter.profile
+
+
+@pytest.fixture
+def dispatched(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return ``counted``, with every step dispatched."""
+
+    def run(make: Make, *changes: Change) -> Profile:
+        with monkeypatch.context() as patch:
+            for cls in list(KINDS):
+                patch.delitem(KINDS, cls)
+            return counted(make, *changes)
+
+    return run
+
+
+def facts(profile: Profile) -> Any:
+    return {node.fqn: node.ops for node in profile.nodes()}
+
+
+def nothing(optimizer: Any) -> None:
+    pass
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda p: SGD(p, lr=0.1),
+    "SGD with momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "SGD, foreach": lambda p: SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "Adam": lambda p: Adam(p, weight_decay=0.01),
+    "Adam, amsgrad": lambda p: Adam(p, amsgrad=True, maximize=True),
+    "AdamW": lambda p: AdamW(p),
+    "AdamW, foreach": lambda p: AdamW(p, foreach=True),
+    "AdamW, fused": lambda p: AdamW(p, fused=True),
+    "groups": lambda p: AdamW([{"params": p[:1], "lr": 0.5}, {"params": p[1:], "weight_decay": 0}]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_that_are_alike_count_as_dispatched_ones(
+    name: str, passed: list[str], dispatched: Run
+) -> None:
+    """The first step makes the state, the second one is kept for later ones."""
+    make = OPTIMIZERS[name]
+    profile = counted(make, *[nothing] * 5)
+    is_stateless = name == "SGD"
+    assert len(passed) == 3 + is_stateless
+    assert facts(profile) == facts(dispatched(make, *[nothing] * 5))
+
+
+def test_parameters_are_the_same_as_without_a_counter() -> None:
+    with_counter, without = parameters(), parameters()
+    optimizers = AdamW(with_counter), AdamW(without)
+    with FlopCounterMode(display=False):
+        for _ in range(5):
+            optimizers[0].step()
+    for _ in range(5):
+        optimizers[1].step()
+    for one, other in zip(with_counter, without, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_steps_of_a_scheduler_are_alike(passed: list[str], dispatched: Run) -> None:
+    def make(parameters: list[nn.Parameter]) -> Optimizer:
+        made = SGD(parameters, lr=0.1)
+        made.scheduler = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)  # type: ignore[attr-defined]
+        return made
+
+    changes = [nothing, *[lambda optimizer: optimizer.scheduler.step()] * 4]
+    profile = counted(make, *changes)
+    assert len(passed) == 4
+    assert facts(profile) == facts(dispatched(make, *changes))
+
+
+def test_two_optimizers_in_turns_are_told_apart(passed: list[str]) -> None:
+    ones, others = parameters(), parameters()[:1]
+    optimizers = SGD(ones, lr=0.1), SGD(others, lr=0.1)
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(3):
+            for optimizer in optimizers:
+                optimizer.step()
+    assert len(passed) == 4
+    elements = 3 * 5 + 7 + 2 * 3 * 2
+    assert counter.get_total_flops() == 3 * 2 * (elements + 3 * 5)  # multiplied and added
+
+
+# -- steps that are not alike ---------------------------------------------------------------------
+
+
+class Halving(SGD):
+    """A class of the program's own."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.mul_(0.5)
+
+
+def without_graph(parameter: Tensor) -> Tensor:
+    found = parameter.detach().clone()
+    found.grad = torch.randn_like(found)
+    return found
+
+
+def set_option(**options: Any) -> Change:
+    return lambda optimizer: optimizer.param_groups[0].update(options)
+
+
+def set_gradient(make: Callable[[Tensor], Tensor | None]) -> Change:
+    def change(optimizer: Any) -> None:
+        parameter = optimizer.param_groups[0]["params"][0]
+        parameter.grad = make(parameter.detach())
+
+    return change
+
+
+def resize(optimizer: Any) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = None
+        parameter.data = torch.randn(4, *parameter.shape)
+        parameter.grad = torch.randn_like(parameter)
+        optimizer.state[parameter]["momentum_buffer"] = torch.randn_like(parameter)
+
+
+def set_buffer(make: Callable[[Tensor], Tensor | None]) -> Change:
+    def change(optimizer: Any) -> None:
+        state = optimizer.state[optimizer.param_groups[0]["params"][0]]
+        state["momentum_buffer"] = make(state["momentum_buffer"])
+
+    return change
+
+
+def add_group(optimizer: Any) -> None:
+    parameter = nn.Parameter(torch.randn(11))
+    parameter.grad = torch.randn(11)
+    optimizer.add_param_group({"params": [parameter]})
+
+
+def add(optimizer: Any, args: Any, kwargs: Any) -> None:
+    torch.ones(2) + 1
+
+
+def hook_own(optimizer: Any) -> None:
+    optimizer.register_step_post_hook(add)
+
+
+def hook_own_before(optimizer: Any) -> None:
+    optimizer.register_step_pre_hook(add)
+
+
+CHANGES: dict[str, Change] = {
+    "weight decay": set_option(weight_decay=0.1),
+    "momentum": set_option(momentum=0),
+    "nesterov": set_option(nesterov=False),
+    "dampening that makes a factor 1": set_option(dampening=0.0, nesterov=False),
+    "learning rate that makes a factor 1": set_option(lr=-1.0),
+    "learning rate in a tensor": set_option(lr=torch.tensor(0.1)),
+    "foreach": set_option(foreach=True),
+    "maximize": set_option(maximize=True),
+    "no gradient": set_gradient(lambda p: None),
+    "gradient of other strides": set_gradient(lambda p: torch.randn(5, 3).t()),
+    "gradient that shares memory": set_gradient(lambda p: p),
+    "shape": resize,
+    "state of another dtype": set_buffer(lambda buffer: buffer.double()),
+    "state that is missing": set_buffer(lambda buffer: None),
+    "group": add_group,
+    "hook": hook_own,
+    "hook before": hook_own_before,
+    "state": lambda optimizer: optimizer.state.clear(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_step_that_differs_is_counted_as_it_runs(
+    change: str, passed: list[str], dispatched: Run
+) -> None:
+    def make(parameters: list[nn.Parameter]) -> Optimizer:
+        return SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
+
+    changes = [nothing] * 3 + [CHANGES[change]] + [nothing] * 3
+    profile = counted(make, *changes)
+    assert passed
+    assert facts(profile) == facts(dispatched(make, *changes))
+
+
+def test_sparse_gradients_are_counted_by_what_they_store(dispatched: Run) -> None:
+    def sparse(stored: int) -> Change:
+        def change(optimizer: Any) -> None:
+            parameter = optimizer.param_groups[0]["params"][1]
+            parameter.grad = (torch.arange(7) < stored).float().to_sparse()
+
+        return change
+
+    def make(parameters: list[nn.Parameter]) -> Optimizer:
+        return SGD(parameters, lr=0.1)
+
+    changes = [sparse(1), sparse(1), sparse(1), sparse(5)]
+    assert facts(counted(make, *changes)) == facts(dispatched(make, *changes))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: Halving(p, lr=0.1),
+        lambda p: RAdam(p),
+        lambda p: SGD([without_graph(t) for t in p], lr=0.1, differentiable=True),
+    ],
+)
+def test_other_classes_and_steps_with_gradients_are_dispatched(
+    make: Make, passed: list[str]
+) -> None:
+    counted(make, *[nothing] * 4)
+    assert passed == []
+
+
+@pytest.mark.parametrize("by_keyword", [True, False])
+def test_step_with_a_closure_is_dispatched(by_keyword: bool, passed: list[str]) -> None:
+    optimizer = SGD(parameters(), lr=0.1)
+
+    def closure() -> Tensor:
+        return torch.ones(7) + 1
+
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(4):
+            optimizer.step(closure=closure) if by_keyword else optimizer.step(closure)
+    assert passed == []
+    assert counter.profile.by_operator("forward")["aten.add.Tensor"].calls == 4
+
+
+@pytest.mark.parametrize(
+    "register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook]
+)
+def test_step_with_a_hook_of_all_optimizers_is_dispatched(register: Any, passed: list[str]) -> None:
+    optimizer = SGD(parameters(), lr=0.1)
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(3):
+            optimizer.step()
+        handle = register(add)
+        try:
+            optimizer.step()
+        finally:
+            handle.remove()
+    assert len(passed) == 2
+    assert counter.profile.by_operator()["aten.ones.default"].calls == 1
+
+
+@pytest.mark.parametrize("attribute", ["grad_scale", "found_inf"])
+def test_step_that_is_scaled_is_dispatched(
+    attribute: str, passed: list[str], dispatched: Run
+) -> None:
+    value = torch.zeros(())
+
+    def scale(optimizer: Any) -> None:
+        setattr(optimizer, attribute, value)
+
+    changes = [nothing, nothing, nothing, scale]
+    profile = counted(OPTIMIZERS["AdamW, fused"], *changes)
+    assert len(passed) == 1
+    assert facts(profile) == facts(dispatched(OPTIMIZERS["AdamW, fused"], *changes))
+
+
+@pytest.mark.parametrize("mode", [OperatorNames, NamesBesideCompiled])
+def test_step_in_another_mode_is_seen_by_it(mode: type[OperatorNames]) -> None:
+    optimizer = SGD(parameters(), lr=0.1)
+    with FlopCounterMode(display=False):
+        for _ in range(3):
+            optimizer.step()
+        with mode() as names:
+            optimizer.step()
+    assert names.seen.count("aten.add_.Tensor") == 3
+
+
+def test_step_that_the_program_replaced_is_dispatched(
+    passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sgd(*args: Any, **kwargs: Any) -> None:
+        torch.ones(7) + 1
+
+    def replace(optimizer: Any) -> None:
+        monkeypatch.setattr(sys.modules[SGD.__module__], "sgd", sgd)
+
+    profile = counted(lambda p: SGD(p, lr=0.1), nothing, nothing, replace)
+    assert len(passed) == 1
+    assert profile.total("optimizer").flops == 2 * 2 * (3 * 5 + 7 + 2 * 3 * 2) + 7
+
+
+def test_step_of_the_class_that_the_program_replaced_is_dispatched(
+    passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(optimizer: Optimizer, closure: Any = None) -> None:
+        torch.ones(7) + 1
+
+    def replace(optimizer: Any) -> None:
+        monkeypatch.setattr(SGD, "step", Optimizer.profile_hook_step(step))
+
+    profile = counted(lambda p: SGD(p, lr=0.1), nothing, nothing, replace)
+    assert len(passed) == 1
+    assert profile.total("optimizer").flops == 2 * 2 * (3 * 5 + 7 + 2 * 3 * 2) + 7
+
+
+def test_steps_of_more_than_a_few_kinds_are_dispatched(passed: list[str], dispatched: Run) -> None:
+    changes = [set_option(weight_decay=i / 100) for i in [*range(1, 9), *range(1, 9)]]
+    make = OPTIMIZERS["Adam"]
+    profile = counted(make, *changes)
+    assert len(passed) == 3  # the first of four steps made the state
+    assert facts(profile) == facts(dispatched(make, *changes))
+
+
+def test_formula_of_an_operator_of_torch_is_asked_each_time(passed: list[str]) -> None:
+    mapping = {torch.ops.aten.add_.Tensor: lambda *args, **kwargs: OpCost(flops=1009)}
+    profile = counted(lambda p: SGD(p, lr=0.1), *[nothing] * 4, custom_mapping=mapping)
+    assert (passed, profile.total().flops) == ([], 4 * 3 * 1009)
+
+
+@pytest.mark.parametrize("option", ["memory", "latency"])
+def test_counter_that_follows_more_sees_every_operator(option: str, passed: list[str]) -> None:
+    counted(lambda p: SGD(p, lr=0.1), *[nothing] * 4, **{option: True})
+    assert passed == []
+
+
+# -- interrupts -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interrupting() -> Iterator[Callable[[Optimizer], None]]:
+    """Return what begins a step and interrupts it."""
+
+    def run(optimizer: Optimizer) -> None:
+        def interrupt(frame: Any, event: str, what: Any) -> None:
+            if event == "c_return" and getattr(what, "__name__", "") == "add_":
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGINT)
+
+        sys.setprofile(interrupt)
+        optimizer.step()
+
+    yield run
+    sys.setprofile(None)
+
+
+def test_interrupt_of_a_step_ends_at_the_next_call_of_a_module(
+    interrupting: Callable[[Optimizer], None], passed: list[str]
+) -> None:
+    optimizer, model = SGD(parameters(), lr=0.1), nn.Linear(5, 3)
+    with pytest.warns(UncountedWarning, match="interrupt"):  # noqa: SIM117
+        with FlopCounterMode(model, display=False) as counter:
+            for _ in range(3):
+                optimizer.step()
+            with pytest.raises(KeyboardInterrupt):
+                interrupting(optimizer)
+            model(torch.randn(2, 5))
+            optimizer.step()
+    assert len(passed) == 4
+    assert counter.get_total_macs() == 2 * 5 * 3
+    assert counter.profile.total("optimizer").flops == 4 * 2 * (3 * 5 + 7 + 2 * 3 * 2)
+
+
+def test_interrupt_of_a_step_that_ends_the_block_leaves_nothing_behind(
+    interrupting: Callable[[Optimizer], None],
+) -> None:
+    optimizer = SGD(parameters(), lr=0.1)
+    with pytest.raises(KeyboardInterrupt), FlopCounterMode(display=False) as counter:
+        for _ in range(3):
+            optimizer.step()
+        interrupting(optimizer)
+    assert counter.profile.total("optimizer").flops == 3 * 2 * (3 * 5 + 7 + 2 * 3 * 2)
+    with OperatorNames() as names:
+        torch.ones(2) + 1
+    assert names.seen == ["aten.ones.default", "aten.add.Tensor"]
