@@ -268,8 +268,8 @@ class CountingBackend(MeteredRun):
             for cost in self._left_eager():
                 outside: tuple[str, Phase] = (OUTSIDE, "forward")
                 module_phases.setdefault(outside, ModulePhase(*outside)).counts[cost] = 1
-            devices = DeviceSearch()
-            self._names.read_facts(devices.add)
+            devices = DeviceSearch(self._names.modules())
+            self._names.read_facts()
             return build_profile(
                 CallAggregator().including(module_phases.values()),
                 self._names,

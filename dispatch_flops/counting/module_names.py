@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.module_facts import ModuleFacts, facts_of
+from dispatch_flops.counting.module_facts import FactsTable, ModuleFacts
 from dispatch_flops.counting.module_tree import (
     ModuleName,
     children_last_first,
@@ -23,7 +23,7 @@ from dispatch_flops.counting.module_tree import (
     join,
     sort_children,
 )
-from dispatch_flops.counting.parameters import parameter_facts
+from dispatch_flops.counting.parameters import ParameterTable
 from dispatch_flops.counting.sharded_parameters import flat_parameters
 from dispatch_flops.counting.wrappers import WRAPPED, wrapped_module, wrapping_attribute
 from dispatch_flops.operators.tensors import storages_of, untraced
@@ -91,8 +91,8 @@ class ModuleNames:
             if module is not None:
                 yield module
 
-    def read_facts(self, visit: Callable[[nn.Module], object]) -> None:
-        """Read the facts of every module that is still alive, and pass each module to ``visit``.
+    def read_facts(self) -> FactsTable:
+        """Read the facts of every module that is still alive.
 
         Later changes of the modules do not change what ``children`` and the names then tell.
         """
@@ -100,15 +100,14 @@ class ModuleNames:
             alive = (named.module() for named in list(self._by_id.values()))
             flat = flat_parameters(module for module in alive if module is not None)
             known = list(self.by_fqn.values())
-            for named in known:
-                module = named.module()
-                if module is not None:
-                    named.facts = facts_of(module, flat)
-                    visit(module)
-            for canonical in (named.canonical() for named in known if named.same_as is not None):
-                module = canonical.module()
-                if module is not None:
-                    canonical.facts = facts_of(module, flat)
+            known += {named.canonical() for named in known if named.same_as is not None}
+            found = [(named, module) for named in known if (module := named.module()) is not None]
+            modules = [module for _, module in found]
+            is_whole = len(found) == len(known)
+            table = FactsTable(modules, flat, is_whole=is_whole)
+        for position, (named, _) in enumerate(found):
+            named.read = table, position
+        return table
 
     def packed(self) -> Iterator[int]:
         """Yield the number of values of each packed weight, each once."""
@@ -267,7 +266,7 @@ class ModuleNames:
         if self._has_given_roots:
             return self._unread.get(cls) or self._unread.setdefault(cls, ModuleFacts(cls.__name__))
         with untraced():
-            return ModuleFacts(cls.__name__, parameters=parameter_facts(module))
+            return ModuleFacts(cls.__name__, parameters=ParameterTable([module]).of(0))
 
     def _forget(self, key: int) -> Callable[[weakref.ref[nn.Module]], None]:
         """Return what drops a module that is gone, for its id may be another module's later."""

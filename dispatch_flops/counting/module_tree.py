@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from dispatch_flops.counting.module_facts import UNREAD, ModuleFacts
+from dispatch_flops.counting.module_facts import FactsTable, ModuleFacts
 from dispatch_flops.counting.wrappers import WRAPPED, wrapping_attribute
 from dispatch_flops.profile import OUTSIDE
 
+_UNREAD = ModuleFacts("")
 _UNNAMED = "<unnamed>"
 _MODULE = "<module>"
 _LISTS = (nn.ModuleList, nn.ModuleDict)
@@ -24,7 +25,7 @@ class ModuleName:
     is_wrapper: the module is a wrapper of the module of that name, such as ``torch.compile``'s.
     is_expert: the module is an expert of a mixture, an entry of a ModuleList or ModuleDict. The
         container's name or class, or the entry's class, says "expert".
-    facts: as they were when they were last read; the module may be gone by now.
+    named_facts: as they were when the module got the name. read: where they were last read.
     holders: every parent that holds the module, with the attribute's name.
     held_elsewhere: modules that the module holds, but that are named below another parent.
     same_as: the module's canonical name, if this is another name of the module or its wrapper.
@@ -36,10 +37,19 @@ class ModuleName:
     is_shared: bool = False
     is_wrapper: bool = False
     is_expert: bool = False
-    facts: ModuleFacts = UNREAD
+    named_facts: ModuleFacts = _UNREAD
     holders: tuple[tuple[ModuleName, str], ...] = ()
     held_elsewhere: tuple[ModuleName, ...] = ()
     same_as: ModuleName | None = None
+    read: tuple[FactsTable, int] | None = None
+
+    @property
+    def facts(self) -> ModuleFacts:
+        """The facts as they were when they were last read; the module may be gone by now."""
+        if self.read is None:
+            return self.named_facts
+        table, position = self.read
+        return table.row(position)
 
     def canonical(self) -> ModuleName:
         """Return the canonical name of the module."""

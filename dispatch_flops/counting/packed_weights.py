@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+_OF_EACH_MODULE = len(vars(nn.Module()))  # attributes, which hold no packed weights
 _Found = dict[tuple[int, tuple[int, ...]], torch.Tensor]  # tensors by address and shape
 
 
@@ -20,7 +21,10 @@ def packed_values(module: nn.Module) -> tuple[int, ...]:
     """
     if module._parameters:
         return ()  # quantised modules have none: the search takes time in large models
-    values = [*vars(module).values()]
+    own = vars(module)
+    if len(own) == _OF_EACH_MODULE:
+        return ()
+    values = [*own.values()]
     if torch.ScriptObject not in map(type, values):
         return ()
     found: _Found = {}  # keeps what is unpacked alive, so that addresses are not used twice

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate, chain
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -13,7 +14,9 @@ from torch import nn
 
 from dispatch_flops import _torch
 
-_Parameter = nn.Parameter
+_ORDINARY = frozenset((nn.Parameter,))
+_ELEMENTS = torch.Tensor.numel
+_IS_META, _IS_TRAINABLE = attrgetter("is_meta"), attrgetter("requires_grad")
 Holder = TypeVar("Holder", bound=Hashable)
 
 
@@ -31,9 +34,6 @@ class ParameterFacts(NamedTuple):
     is_trainable: bool
     is_hidden: bool
     local_elements: int
-
-
-_facts = partial(tuple.__new__, ParameterFacts)  # takes half of the constructor's time
 
 
 @dataclass(slots=True)
@@ -72,26 +72,47 @@ class ParameterCounts:
         self.local += other.local
 
 
-def parameter_facts(module: nn.Module) -> tuple[ParameterFacts, ...]:
-    """Return the facts of the module's own parameters."""
-    # All modules are asked when a counter's block ends: most parameters take the short way.
-    facts = []
-    for _, parameter in module._parameters.items():
-        if type(parameter) is _Parameter and not parameter.is_meta:
-            elements = parameter.numel()
-            if elements:
-                facts.append(
-                    _facts((id(parameter), elements, parameter.requires_grad, False, elements))
-                )
-                continue
-        if parameter is not None:
-            facts.append(_facts_of_special(module, parameter))
-    return tuple(facts)
+class ParameterTable:
+    """The own parameters of modules, as they were when it was made; keeps none of them alive.
+
+    All modules of a model are read when a counter's block ends: the loops run in C, and facts are
+    put together when they are asked for.
+
+    keys: of all parameters, if operators see all of them as they are; else None.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        held = [[p for p in module._parameters.values() if p is not None] for module in modules]
+        self._ends = [0, *accumulate(map(len, held))]
+        parameters = [*chain.from_iterable(held)]
+        self.keys: list[int] | None = None
+        if _ORDINARY.issuperset(map(type, parameters)):
+            self._elements = [*map(_ELEMENTS, parameters)]
+            # ZeRO-3 leaves empty ones on each rank, offloading ones on meta.
+            if all(self._elements) and not any(map(_IS_META, parameters)):
+                self.keys = [*map(id, parameters)]
+                self._are_trainable = [*map(_IS_TRAINABLE, parameters)]
+        if self.keys is None:
+            owners = zip(modules, held, strict=True)
+            self._facts = [_facts_of(module, p) for module, own in owners for p in own]
+
+    def of(self, position: int) -> tuple[ParameterFacts, ...]:
+        """Return the facts of the parameters of the module at that position."""
+        positions = range(self._ends[position], self._ends[position + 1])
+        if self.keys is None:
+            return tuple([self._facts[i] for i in positions])
+        keys, elements, trainable = self.keys, self._elements, self._are_trainable
+        return tuple(
+            [
+                ParameterFacts(keys[i], elements[i], trainable[i], False, elements[i])
+                for i in positions
+            ]
+        )
 
 
-def _facts_of_special(module: nn.Module, parameter: nn.Parameter) -> ParameterFacts:
+def _facts_of(module: nn.Module, parameter: nn.Parameter) -> ParameterFacts:
     """Return the facts of a parameter that may be empty here, lazy, a subclass, or on meta."""
-    is_hidden = type(parameter) is not _Parameter or (
+    is_hidden = type(parameter) is not nn.Parameter or (
         parameter.is_meta and getattr(module, "_hf_hook", None) is not None
     )
     return ParameterFacts(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,8 +20,9 @@ from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import RunInfo
 
-_META = torch.device("meta")
-_PLAIN = (torch.Tensor, nn.Parameter)
+_META, _CPU = torch.device("meta"), torch.device("cpu")
+_PLAIN = {torch.Tensor, nn.Parameter}
+_IS_ON_CPU = attrgetter("is_cpu")
 _SYNCHRONOUS = ("cpu", "meta")  # an operator is done when its call returns
 
 
@@ -43,10 +45,7 @@ class Placement:
         Modules below them do not count. Without a tensor, CUDA is assumed if the program uses it.
         Offloaded parameters count where ``brought_to`` says that they are used.
         """
-        search = DeviceSearch()
-        for module in modules:
-            search.add(module)
-        return cls.found_by(search)
+        return cls.found_by(DeviceSearch(modules))
 
     @classmethod
     def found_by(cls, search: DeviceSearch) -> Self:
@@ -77,30 +76,23 @@ class Placement:
 
 
 class DeviceSearch:
-    """Devices and classes of the tensors of modules, which are added one by one.
+    """Devices and classes of the parameters and buffers that some modules hold themselves."""
 
-    What reads modules for something else besides can add them in the same pass: tensors of a large
-    model are not in the processor's cache, so that each pass over them takes time.
-    """
-
-    def __init__(self) -> None:
-        self.modules: list[nn.Module] = []
-        self.devices: dict[torch.device, None] = {}
-        self.types: set[type[torch.Tensor]] = set()
-        self._has_plain = False  # on the CPU: more of these add nothing
-
-    def add(self, module: nn.Module) -> None:
-        """Add the parameters and buffers that the module itself holds."""
-        self.modules.append(module)
-        for table in (module._parameters, module._buffers):
-            for tensor in table.values() if table else ():
-                if tensor is None:
-                    continue
-                is_plain = type(tensor) in _PLAIN and tensor.is_cpu
-                if not (is_plain and self._has_plain):
-                    self._has_plain = is_plain or self._has_plain
-                    self.types.add(type(tensor))
-                    self.devices[tensor.device] = None
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.modules = [*modules]
+        tensors = [
+            tensor
+            for module in self.modules
+            for table in (module._parameters, module._buffers)
+            if table
+            for tensor in table.values()
+            if tensor is not None
+        ]
+        self.types = {*map(type, tensors)}
+        if tensors and self.types <= _PLAIN and all(map(_IS_ON_CPU, tensors)):  # the quick way
+            self.devices = {_CPU: None}
+        else:
+            self.devices = {tensor.device: None for tensor in tensors}
 
 
 def run_info(

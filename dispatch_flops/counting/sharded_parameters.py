@@ -25,13 +25,13 @@ class FlatParameters:
     ids: Collection[int] = ()
 
     def with_parts(
-        self, module: nn.Module, own: tuple[ParameterFacts, ...]
+        self, module_id: int, own: tuple[ParameterFacts, ...]
     ) -> tuple[ParameterFacts, ...]:
-        """Return the facts of the module's own parameters, with parts for flat parameters.
+        """Return the facts of a module's own parameters, with parts for flat parameters.
 
         own: facts of what it holds now: the flat parameter, or this rank's share of the parts.
         """
-        parts = self.parts.get(id(module), ())
+        parts = self.parts.get(module_id, ())
         known = {facts.key for facts in parts}.union(self.ids)
         return (*parts, *(facts for facts in own if facts.key not in known))
 

@@ -278,10 +278,11 @@ class Session:
         """
         self._find_ranks()
         with garbage_collection_later():
-            devices = DeviceSearch()
-            self._names.read_facts(devices.add)
+            devices = DeviceSearch(self._names.modules())
+            table = self._names.read_facts()
+            used_params = self._tracker.used_params()
             observed = Observed(
-                used_params=self._tracker.used_params(),
+                used_params=used_params,
                 tokens=self._tracker.tokens(),
                 output_shapes=self._tracker.output_shapes(),
                 latency_s=self._pass.module_seconds(),
@@ -295,10 +296,12 @@ class Session:
                 self._ranks,
             )
             memory = self._read_memory()
-        self.unseen_modules = self._find_unseen(calls, observed)
+        self.unseen_modules = ()
+        if not table.are_all_in(used_params):
+            self.unseen_modules = self._find_unseen(calls, observed)
         notes = (
             *_notes_of(self._conventions),
-            *note_on_packed(self._names.packed()),
+            *(note_on_packed(self._names.packed()) if table.has_packed else ()),
             *([describe_unseen(self.unseen_modules)] if self.unseen_modules else ()),
             *self._mode.higher_order.notes,
             *self._mode.not_asked.notes(),
