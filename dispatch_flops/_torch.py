@@ -106,14 +106,17 @@ def libraries_loaded() -> Hashable:
         len(defined),
         len(implemented) - len(_own_kernels),
     )
-    # Every counter asks: comparing sets of names takes a tenth of what copying them does.
+    # Every counter asks. Torch's own names stay, and are not compared.
     known = _libraries
     if known[0] != sizes or not (known[1] <= defined and known[2] <= implemented):
-        _libraries = sizes, frozenset(defined), frozenset(implemented - _own_kernels)
+        added = frozenset(implemented - _implemented_at_import - _own_kernels)
+        _libraries = sizes, frozenset(defined - _defined_at_import), added
     return _libraries
 
 
 _libraries: tuple[Any, ...] = ((), frozenset(), frozenset())
+_defined_at_import = frozenset(torch.library._defs)  # type: ignore[attr-defined]
+_implemented_at_import = frozenset(torch.library._impls)  # type: ignore[attr-defined]
 _own_kernels: set[str] = set()  # as torch.library names them
 
 

@@ -190,6 +190,21 @@ class ModuleNames:
 
     def _add_below(self, above: ModuleName, name: str, child: nn.Module) -> ModuleName:
         """Name a new module, which ``above`` holds as ``name``."""
+        if not self._is_named and name != WRAPPED and not above.is_wrapper:
+            fqn = join(above.fqn, name)
+            if fqn not in self.by_fqn:  # the common case, written out
+                named = ModuleName(
+                    fqn,
+                    weakref.ref(child),
+                    above,
+                    above.is_shared,
+                    False,
+                    is_expert(child, above),
+                    self._unread.get(type(child)) or self._facts_when_named(child),
+                    ((above, name),),
+                )
+                self._by_id[id(child)] = self.by_fqn[fqn] = named
+                return named
         if name == WRAPPED:
             above.is_wrapper = True
             fqn, parent = above.fqn, above.parent
