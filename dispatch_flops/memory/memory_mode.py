@@ -136,10 +136,12 @@ class MemoryMode(CountingMode):
                         self._meet(args)
                 elif takes == "any":
                     self._meet_unknown((*args, *kwargs.values()) if kwargs else args)
-            except (AttributeError, IndexError, RuntimeError) as error:  # no storage, or omitted
+            except (AttributeError, IndexError, RuntimeError) as error:
                 if is_of_signal_handler(error):
                     raise
-                self._meet((args, kwargs))
+                # A number in place of a tensor, no storage, or one that is named or omitted.
+                operator.takes = "any"
+                self._meet_unknown((*args, *kwargs.values()) if kwargs else args)
         workspace = operator.workspace
         size = 0 if workspace is None else self._workspace_before(operator, args, kwargs)
         out = _count(self, func, types, args, kwargs)
@@ -160,26 +162,32 @@ class MemoryMode(CountingMode):
                     self._blocks.reused(storage)
             elif node := node_replacing(func):
                 self._memory.unseen.add(node)
-        if is_tensor and operator.is_plain:
+        if operator.is_plain and (is_tensor or out.__class__ is tuple):
             try:
-                storage = out.untyped_storage()
-                if out.device != peak.device.device:
-                    peak = self._allocating_on(out.device)
-                key = id(storage)
-                if key not in live:  # a call of ``Blocks.allocated``, written out
-                    nbytes = storage.nbytes()
-                    if type(nbytes) is int and nbytes:
-                        block = Block(storage, self._on_release)
-                        block.key = key
-                        block.size = nbytes
-                        block.peak = peak
-                        block.role = None
-                        blocks = self._blocks
-                        block.step = blocks.step
-                        blocks.allocations = block.born = blocks.allocations + 1
-                        live[key] = block  # an interrupt leaves no part of one
-                        peak.device.now += nbytes
-            except RuntimeError as error:
+                for tensor in (out,) if is_tensor else out:
+                    cls = tensor.__class__
+                    if cls is not _Tensor:
+                        if cls in _WITHOUT_TENSORS:
+                            continue
+                        raise TypeError
+                    storage = tensor.untyped_storage()
+                    if tensor.device != peak.device.device:
+                        peak = self._allocating_on(tensor.device)
+                    key = id(storage)
+                    if key not in live:  # a call of ``Blocks.allocated``, written out
+                        nbytes = storage.nbytes()
+                        if type(nbytes) is int and nbytes:
+                            block = Block(storage, self._on_release)
+                            block.key = key
+                            block.size = nbytes
+                            block.peak = peak
+                            block.role = None
+                            blocks = self._blocks
+                            block.step = blocks.step
+                            blocks.allocations = block.born = blocks.allocations + 1
+                            live[key] = block  # an interrupt leaves no part of one
+                            peak.device.now += nbytes
+            except (RuntimeError, TypeError) as error:  # a subclass, or without a storage
                 if is_of_signal_handler(error):
                     raise
                 peak = self._allocated_all((args, kwargs), out, operator.allocation)
