@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +18,25 @@ from dispatch_flops.counting.undispatched import Costs, KnownRuns, costs_of, run
 from dispatch_flops.operators.interrupts import is_of_signal_handler
 
 if TYPE_CHECKING:
-    from dispatch_flops.counting.thread_state import KnownModule, OpenCall, ThreadState
+    from dispatch_flops.counting.thread_state import (
+        KnownModule,
+        ModulePhase,
+        OpenCall,
+        ThreadState,
+    )
     from dispatch_flops.operators.registry import Rule
 
 _is_grad_enabled = torch.is_grad_enabled
 _share_storage = _torch.share_storage
 _hooks = _torch.module_globals
-_functions = vars(F)
+_functions, _functions_of_torch = vars(F), vars(torch)
 _sequence_nr = _torch.sequence_nr
 _keep_modes_out = _torch.keep_modes_out
 
 _LIMIT = 4096  # kinds of calls kept before all are dropped
 _MOST = 4  # calls kept of one kind
 
+_TENSORS = (Tensor, Parameter)
 _Tensors = tuple[Tensor | None, ...]
 
 
@@ -43,8 +49,8 @@ class _Layer:
     """
 
     __slots__ = (
-        "buffers", "cls", "forward", "function", "methods", "name", "parameters", "required",
-        "state",
+        "_of_torch", "buffers", "cls", "forward", "function", "methods", "name", "parameters",
+        "required", "state",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +66,7 @@ class _Layer:
     ) -> None:
         self.cls, self.forward = cls, cls.forward
         self.name, self.function = name, _functions[name]
+        self._of_torch = _functions_of_torch.get(name)  # which that one may call
         self.parameters, self.buffers, self.state = parameters, buffers, state
         self.required = required
         self.methods = {name: getattr(cls, name) for name in methods}
@@ -68,11 +75,23 @@ class _Layer:
         """Return True if the module runs the operators that its class does in most cases."""
         return all(getattr(module, name) == value for name, value in self.required.items())
 
-    def has_other_methods(self, own: Mapping[str, Any]) -> bool:
-        """Return True if a layer with these attributes, or its class, was given other methods."""
-        return any(
-            name in own or getattr(self.cls, name) is not method
-            for name, method in self.methods.items()
+    def is_replaced(self, own: Mapping[str, Any]) -> bool:
+        """Return True if the program has replaced anything that a layer's call runs.
+
+        own: the attributes of the layer.
+        """
+        return (
+            "forward" in own
+            or self.cls.forward is not self.forward
+            or _functions[self.name] is not self.function
+            or _functions_of_torch.get(self.name) is not self._of_torch
+            or (
+                bool(self.methods)
+                and any(
+                    name in own or getattr(self.cls, name) is not method
+                    for name, method in self.methods.items()
+                )
+            )
         )
 
 
@@ -123,6 +142,7 @@ class LayerCall:
     kind: its class and shapes. is_same: compares the input and the layer's tensors with its own.
     absent: positions of tensors that the layer did not have. state: what else decides which
     operators run. costs: empty until the call has ended.
+    memory: what ``LayerMemory`` noted of it. is_dispatched: so are all calls that are like it.
     """
 
     kind: Any
@@ -131,6 +151,8 @@ class LayerCall:
     state: Any
     costs: Costs = ()
     output_shapes: Shapes = ()
+    memory: Any = None
+    is_dispatched: bool = False
 
     def is_like(self, x: Tensor, tensors: _Tensors, state: Any) -> bool:
         """Return True if the call of a layer with these tensors on ``x`` is like this one."""
@@ -148,10 +170,26 @@ def _present(tensors: _Tensors) -> tuple[Tensor, ...]:
     return tuple([tensor for tensor in tensors if tensor is not None])
 
 
+class LayerMemory(Protocol):
+    """Follows the memory of calls of layers, also of those that run without the mode."""
+
+    def before_layer(self) -> Any:
+        """Called before a call that is dispatched, and that later ones may be like."""
+
+    def of_layer(self, before: Any, costs: Costs, output: Any) -> Any:
+        """Return what ``repeat_layer`` is given of that call; None if each is to be dispatched."""
+
+    def repeat_layer(
+        self, noted: Any, module_phase: ModulePhase, tensors: Sequence[Any], output: Any
+    ) -> None:
+        """Note a call that ran without the mode. ``tensors``: its input and the parameters."""
+
+
 class KnownLayers(KnownRuns):
-    """The calls of layers in one run."""
+    """The calls of layers in one run. ``memory``: follows their memory; None if nothing does."""
 
     def __init__(self, own_rules: Mapping[Any, Rule]) -> None:
+        self.memory: LayerMemory | None = None
         self._calls: dict[Any, list[LayerCall]] = {}  # by kind
         self._latest: dict[type, LayerCall] = {}
         super().__init__(own_rules)
@@ -170,7 +208,9 @@ class KnownLayers(KnownRuns):
 
         None if the call is to be dispatched, and tells nothing about others.
         """
-        layer, own = LAYERS[module.__class__], module.__dict__
+        layer, own = LAYERS.get(module.__class__), module.__dict__
+        if layer is None:  # the program has changed its class
+            return None
         try:
             if (
                 not self.is_on
@@ -181,15 +221,14 @@ class KnownLayers(KnownRuns):
                 or own["_forward_pre_hooks"]
                 or own["_backward_hooks"]
                 or own["_backward_pre_hooks"]
-                or "forward" in own
-                or layer.cls.forward is not layer.forward
-                or _functions[layer.name] is not layer.function
-                or (layer.methods and layer.has_other_methods(own))
+                or "weight" in own  # in place of the parameter
+                or layer.is_replaced(own)
                 or len(_hooks._global_forward_hooks) != 1
                 or len(_hooks._global_forward_pre_hooks) != 1
                 or _hooks._global_backward_hooks
                 or _hooks._global_backward_pre_hooks
                 or not runs_plainly()
+                or (self.memory is not None and thread.stack[-1].named is None)
             ):
                 return None
             tensors = layer.parameters(own["_parameters"])
@@ -199,7 +238,7 @@ class KnownLayers(KnownRuns):
             if layer.state is not None:
                 state = state, layer.state(own)
             call = known.layer_call or self._latest.get(layer.cls)
-            if call is None or not call.is_like(x, tensors, state):
+            if call is None or call.kind[0] is not layer.cls or not call.is_like(x, tensors, state):
                 call = self._find(layer, module, x, tensors, state)
                 if call is None:
                     return None
@@ -207,9 +246,11 @@ class KnownLayers(KnownRuns):
             present: tuple[Any, ...] = _present(tensors) if call.absent else tensors
             if present and _share_storage((x, *present)):  # the cost depends on what they share
                 return None
-        except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+        except Exception as error:  # a state that cannot be compared, perhaps
             if is_of_signal_handler(error):
                 raise
+            return None
+        if call.is_dispatched:
             return None
         if call.costs:
             for tensor in tensors:
@@ -239,6 +280,9 @@ class KnownLayers(KnownRuns):
                 return call
         if len(calls) >= _MOST or not layer.is_known(module):
             return None
+        if any(tensor.__class__ not in _TENSORS for tensor in present):
+            return None  # a subclass may run operators of its own
+        hash(state)  # raises TypeError for a list, which may change
         absent = tuple([i for i, tensor in enumerate(tensors) if tensor is None])
         return LayerCall(kind, _torch.tensor_comparison((x, *present)), absent, state)
 
@@ -249,6 +293,9 @@ class KnownLayers(KnownRuns):
         calls = self._calls.get(call.kind)
         if calls is not None and len(calls) < _MOST:  # not forgotten meanwhile
             call.costs, call.output_shapes = costs_of(opened), shapes_of(output)
+            if self.memory is not None:
+                call.memory = self.memory.of_layer(opened.memory_before, call.costs, output)
+                call.is_dispatched = call.memory is None
             calls.append(call)
 
 

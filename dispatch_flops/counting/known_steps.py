@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,7 @@ _MOST = 4  # steps kept of one optimizer
 _PLAIN = (bool, int, float, str, type(None))
 _TENSORS = (Tensor, Parameter)
 _NOTHING: Mapping[str, Any] = {}
+_NO_OPTIONS = ("params", "param_names")  # of a group
 
 
 class _NotComparableError(Exception):
@@ -38,23 +39,32 @@ class _NotComparableError(Exception):
 class _Kind:
     """A class of optimizers whose operators depend on no values but the options of its groups.
 
-    function: what a step calls, in the module that defines it.
+    name: of the function that a step calls, in the module that defines the class.
     """
 
     def __init__(self, cls: type[Optimizer], module: ModuleType, name: str) -> None:
-        self._cls, self._step = cls, _code_of(cls.step)
-        self._namespace, self._name = vars(module), name
-        self._function = self._namespace[name]
+        self._cls, self._namespace = cls, vars(module)
+        variants = (f"_{kind}_{name}" for kind in ("single_tensor", "multi_tensor", "fused"))
+        self._functions = {name: self._namespace[name] for name in (name, *variants)}
+        self._methods = self._codes()
 
-    def is_original(self) -> bool:
+    def is_original(self, optimizer: Optimizer) -> bool:
         """Return True if the program has replaced none of the functions that a step runs."""
-        is_same_step = _code_of(self._cls.step) is self._step
-        return is_same_step and self._namespace[self._name] is self._function
+        namespace = self._namespace
+        return (
+            "_init_group" not in vars(optimizer)
+            and self._codes() == self._methods
+            and all(namespace[name] is found for name, found in self._functions.items())
+        )
+
+    def _codes(self) -> tuple[CodeType, CodeType]:
+        return _code_of(self._cls.step), _code_of(self._cls._init_group)  # type: ignore[attr-defined]
 
 
-def _code_of(step: Callable[..., Any]) -> Any:
-    """Return the code of ``step`` without the wrappers that torch puts around it."""
-    return inspect.unwrap(step).__code__
+def _code_of(method: Callable[..., Any]) -> CodeType:
+    """Return the code of ``method`` without the wrappers that torch puts around it."""
+    code: CodeType = inspect.unwrap(method).__code__
+    return code
 
 
 _ADAM, _SGD = (sys.modules[cls.__module__] for cls in (Adam, SGD))
@@ -106,7 +116,7 @@ class KnownSteps(KnownRuns):
             or len(_torch.all_step_pre_hooks) != 1
             or len(_torch.all_step_post_hooks) != 1
             or not runs_plainly()
-            or not kind.is_original()
+            or not kind.is_original(optimizer)
         ):
             return None
         try:
@@ -119,7 +129,7 @@ class KnownSteps(KnownRuns):
         for step in steps:
             if step.state == state and step.is_same(*tensors):
                 return step
-        if len(steps) >= _MOST or not all(map(_is_comparable, tensors)):
+        if len(steps) >= _MOST or any(t.layout is not torch.strided for t in tensors):
             return None
         return KnownStep(_torch.tensor_comparison(tensors), state)
 
@@ -131,10 +141,6 @@ class KnownSteps(KnownRuns):
         if steps is not None:  # not forgotten meanwhile
             step.costs = costs_of(opened)
             steps.append(step)
-
-
-def _is_comparable(tensor: Tensor) -> bool:
-    return tensor.__class__ in _TENSORS and tensor.layout is torch.strided
 
 
 def begin_step(thread: ThreadState, opened: OpenCall, step: KnownStep) -> None:
@@ -158,21 +164,24 @@ def _read(optimizer: Optimizer) -> tuple[Any, list[Tensor]]:
     """
     if hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf"):  # of GradScaler
         raise _NotComparableError
-    state: list[Any] = []
+    state: list[Any] = [torch.get_default_dtype()]
     tensors: list[Tensor] = []
     for group in optimizer.param_groups:
-        state.append([_plain(name, group[name]) for name in optimizer.defaults])
+        state.append([(name, _plain(name, value)) for name, value in group.items()])
         for parameter in group["params"]:
             gradient = parameter.grad
+            state.append(gradient is None)
             if gradient is None:
                 continue
             tensors += (parameter, gradient)
             for name, value in optimizer.state.get(parameter, _NOTHING).items():
-                if value.__class__ is Tensor:
+                if isinstance(value, Tensor):
                     tensors.append(value)
                 state.append((name, value.__class__))
-    if any(tensor.is_nested for tensor in tensors):  # to compare one ends the process
-        raise _NotComparableError
+    for tensor in tensors:
+        # A subclass may run operators of its own; to compare a nested tensor ends the process.
+        if tensor.__class__ not in _TENSORS or tensor.is_nested:
+            raise _NotComparableError
     return state, tensors
 
 
@@ -181,7 +190,7 @@ def _plain(name: str, value: Any) -> Any:
 
     An operator costs less where the factor that follows from it is 1.
     """
-    if name == "lr" and value.__class__ is float and value >= 0:
+    if name in _NO_OPTIONS or (name == "lr" and value.__class__ is float and value >= 0):
         return None
     parts = value if value.__class__ is tuple else (value,)
     if not all(part.__class__ in _PLAIN for part in parts) or (name == "differentiable" and value):

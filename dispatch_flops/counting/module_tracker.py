@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +40,13 @@ from dispatch_flops.counting.checkpoints import (
 from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.expert_tokens import count_tokens
 from dispatch_flops.counting.first_call import autocast_of, call_facts
-from dispatch_flops.counting.known_layers import LAYERS, KnownLayers, begin_layer, end_layer
+from dispatch_flops.counting.known_layers import (
+    LAYERS,
+    KnownLayers,
+    LayerMemory,
+    begin_layer,
+    end_layer,
+)
 from dispatch_flops.counting.known_steps import KnownSteps, begin_step, end_step
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tree import ModuleName
@@ -81,7 +88,7 @@ class Tracker:
     layers, steps: tell which calls of layers, and steps of optimizers, need not be dispatched;
         None: all are.
     home_thread: ident of the thread that called ``start``.
-    has_missed: operators may have passed unseen, after an interrupt.
+    has_missed: operators may have passed unseen, as what runs without the mode was broken off.
     first_call: the facts of the first call of a root, as ``call_facts`` returns them.
     """
 
@@ -117,7 +124,7 @@ class Tracker:
             home.current = None
         self.home_thread = threading.get_ident()
         drop_ended_calls(home)
-        undo.add(self._end_undispatched)
+        undo.add(partial(self._end_undispatched, is_closing=True))
         hooks = (
             self.enter_module, self.leave_module, self.enter_optimizer, self.leave_optimizer
         )  # fmt: skip
@@ -126,6 +133,11 @@ class Tracker:
         register_module_forward_hook(self.leave_module, always_call=True)
         register_optimizer_step_pre_hook(self.enter_optimizer)
         register_optimizer_step_post_hook(self.leave_optimizer)
+
+    def follow_layers(self, memory: LayerMemory) -> None:
+        """Have ``memory`` told of calls of layers that run without the mode."""
+        if self._layers is not None:
+            self._layers.memory = memory
 
     def join_thread(self, *, is_entered: bool = False) -> ThreadState:
         """Return the state of this thread, whose modules are followed from now on."""
@@ -141,7 +153,7 @@ class Tracker:
 
     def leave_thread(self) -> None:
         """Stop following this thread's modules, unless it joins again."""
-        self._end_undispatched()
+        self._end_undispatched(is_closing=True)
         self.local.left = self.local.__dict__.pop("thread", None)
 
     # -- what was collected in all threads ----------------------------------------------------
@@ -289,20 +301,34 @@ class Tracker:
         opened = OpenCall(known.named, module, module_phase, NO_TASK, not known.is_new)
         if call is not None:
             opened.new_call, opened.costs_before = call, {**module_phase.counts}
+            if self._layers.memory is not None:
+                opened.memory_before = self._layers.memory.before_layer()
         thread.stack.append(opened)
         thread.current = module_phase
         thread.mark(_sequence_nr(), module_phase.fqn)
         return False
 
-    def _end_undispatched(self) -> None:
-        """Let the mode in again where an interrupt ended what ran without it in this thread.
+    def _note_memory(self, known: KnownModule, module: nn.Module, args: Any, output: Any) -> None:
+        """Note the memory of a call of a layer that ran without the mode."""
+        assert self._layers is not None and self._layers.memory is not None
+        assert known.layer_call is not None
+        self._layers.memory.repeat_layer(
+            known.layer_call.memory,
+            known.module_phase,
+            (*args, *module._parameters.values()),
+            output,
+        )
 
-        What has run since was not seen, unless the interrupt is still on its way out of the block.
+    def _end_undispatched(self, *, is_closing: bool = False) -> None:
+        """Let the mode in again where an error ended what ran without it in this thread.
+
+        What has run since was not seen, unless the error is on its way out of the block.
         """
         thread: ThreadState | None = getattr(self.local, "thread", None)
         if thread is not None and thread.undispatched is not None:
             thread.undispatched = None
-            self.has_missed = self.has_missed or sys.exc_info()[0] is None
+            if not (is_closing and sys.exc_info()[0]):
+                self.has_missed = True
 
     def leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook: the call of ``module`` has returned or raised."""
@@ -322,6 +348,8 @@ class Tracker:
                 thread.undispatched = None
                 del keeping_out  # the mode sees what runs from now on
                 end_layer(thread, known, start, returned=output is not None)
+                if observer is not None and output is not None:
+                    self._note_memory(known, module, args, output)
                 return
             del keeping_out
             self._end_undispatched()
@@ -409,7 +437,8 @@ class Tracker:
         stamp = None if observer is None else observer.leaving()
         call = pop_call(thread.stack, optimizer)
         if call.known_step is not None:
-            end_step(thread, call)
+            if thread.undispatched is not None and thread.undispatched[0] is call:
+                end_step(thread, call)
         elif self._steps is not None and call.new_call is not None:
             self._steps.keep(call)
         thread.gradients, thread.is_on_gradients = frozenset(), False

@@ -63,7 +63,8 @@ class OpenCall:
     is_in_hooks: the module's forward has returned, but forward hooks of its own may be running.
     caller: of an optimizer step, what called its last operator.
     new_call: where later calls of a layer, or steps, may be like it; costs_before: what was
-        recorded in ``module_phase`` when it began. known_step: the earlier step that it is like.
+        recorded in ``module_phase`` when it began; memory_before: what ``LayerMemory`` noted then.
+        known_step: the earlier step that it is like.
     """
 
     named: ModuleName | None
@@ -77,6 +78,7 @@ class OpenCall:
     caller: CallerKey | None = None
     new_call: LayerCall | KnownStep | None = None
     costs_before: Mapping[CallCost, int] | None = None
+    memory_before: Any = None
     known_step: KnownStep | None = None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from dispatch_flops.counting.plans import Plan
 from dispatch_flops.counting.strategies import decompose
 from dispatch_flops.counting.tensor_subclasses import in_sharding_propagation
 from dispatch_flops.counting.thread_state import ModulePhase
+from dispatch_flops.counting.undispatched import Costs
 from dispatch_flops.memory.blocks import Block, ModulePeak
 from dispatch_flops.memory.found_workspaces import (
     OF_EACH_CALL,
@@ -92,12 +93,14 @@ class MemoryMode(CountingMode):
         self._memory = memory
         self._blocks = memory.blocks
         memory.blocks.threads = tracker.local
+        tracker.follow_layers(self)
         self._live = memory.blocks.live
         self._on_release = memory.blocks.on_release
         self._kernel = KernelAllocations()
         self._operators: dict[int, _Operator] = {}
         self._peak = ModulePeak(memory.device, _NOWHERE)  # of the last operator's module and device
         self._phase: Phase = "forward"
+        self._has_workspace = False  # some kernel, since a call of a layer began
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         timer = self._timer
@@ -272,6 +275,42 @@ class MemoryMode(CountingMode):
             plan.calls.clear()  # a later call is to be new: the profiler may be off by then
         return out
 
+    # -- calls of layers; see ``LayerMemory`` -----------------------------------------------------
+
+    def before_layer(self) -> int:
+        """Return the number of allocations so far."""
+        self._has_workspace = False
+        return self._blocks.allocations
+
+    def of_layer(self, before: int, costs: Costs, output: torch.Tensor) -> _Operator | None:
+        """Return the operator that allocated the output; None if anything else was allocated."""
+        block = self._live.get(id(output.untyped_storage()))
+        if block is None or self._has_workspace:
+            return None
+        if not before + 1 == block.born == self._blocks.allocations:
+            return None
+        names = {cost.op for cost, _ in costs}
+        operators = list(self._operators.values())  # other threads may add some meanwhile
+        found = [known for known in operators if known.allocates and str(known.func) in names]
+        return found[0] if len(found) == 1 else None
+
+    def repeat_layer(
+        self,
+        noted: _Operator,
+        module_phase: ModulePhase,
+        tensors: Sequence[Any],
+        output: torch.Tensor,
+    ) -> None:
+        """Note that the operator has run once more, and allocated this output."""
+        if self._phase == "forward":
+            self._meet_unknown(tensors)
+        if module_phase is not self._peak.made_in:
+            self._moved_to(module_phase, noted, tensors)
+        peak = self._allocating_on(output.device)
+        self._blocks.allocated(output.untyped_storage(), peak)
+        if peak.device.now > peak.threshold:
+            peak.note(peak.device.now, noted.func, self._blocks.allocations)
+
     def _meet(self, arguments: Any) -> None:
         for storage, device in storages_in(arguments):
             self._memory.meet(storage, device)
@@ -311,6 +350,7 @@ class MemoryMode(CountingMode):
                     raise
                 size = None
         if size:
+            self._has_workspace = True
             return self._blocks.rounded_up(size)
         if size is None and not operator.is_reported:
             operator.is_reported = True
@@ -320,6 +360,7 @@ class MemoryMode(CountingMode):
     def _workspace(self, operator: _Operator, args: Any, kwargs: Any, out: Any) -> int:
         """Return the bytes that the kernel allocated for itself while it ran."""
         rule = operator.workspace
+        self._has_workspace = True
         size = reported = self._kernel.take()
         if rule.reads_result:
             try:

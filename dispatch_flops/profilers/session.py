@@ -76,8 +76,10 @@ class Session:
         if memory is not None:
             self._memory, mode, self._read_memory = _follow_memory(self._names, memory)
         observers = (*self._pass.observers, *((self._memory,) if self._memory else ()))
-        known = () if observers else (KnownLayers(own_rules), KnownSteps(own_rules))
-        self._tracker = Tracker(self._names, observers, self._is_mode_on, *known)
+        is_repeated = not self._pass.observers and not (memory and memory.has_timeline)
+        layers = KnownLayers(own_rules) if is_repeated else None
+        steps = None if observers else KnownSteps(own_rules)
+        self._tracker = Tracker(self._names, observers, self._is_mode_on, layers, steps)
         timer = self._pass.operator_timer
         of_mode = (self._tracker, conventions, own_rules, self._aggregate, timer)
         self._mode = mode(*of_mode)
@@ -181,8 +183,9 @@ class Session:
             )
         if self._tracker.has_missed:
             return (
-                "an interrupt ended a layer's call or an optimizer's step: what ran from there to "
-                "the next call of a module was not counted"
+                "a layer's call or an optimizer's step was broken off, by an exception or by what "
+                "a signal's handler called: what ran until the next call of a module was not "
+                "counted, or not all of it"
             )
         return None
 

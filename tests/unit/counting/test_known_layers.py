@@ -355,6 +355,58 @@ def setting(position: int, **attributes: Any) -> Program:
     return run
 
 
+def with_weight_norm(model: Any) -> None:
+    if not hasattr(model[0], "parametrizations"):
+        nn.utils.parametrizations.weight_norm(model[0])
+    model(model.example)
+
+
+def with_weight_in_place(model: Any) -> None:
+    """Give the layer a plain attribute, which comes before the parameter of that name."""
+    vars(model[0])["weight"] = torch.randn(11, 5)
+    vars(model[0])["bias"] = None
+    model(model.example)
+
+
+def with_strides_in_a_list(model: Any) -> None:
+    model[0].stride = strides = [1, 1]
+    for _ in range(3):
+        model(model.example)
+    strides[0] = 2
+    model(model.example)
+
+
+class Doubled(nn.Parameter):
+    """A class of the program's own, which runs another operator in some calls."""
+
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+            if func is F.linear:
+                cls.calls += 1
+                out = out * 2 if cls.calls % 3 else out
+            return out
+
+
+def with_weight_of_a_subclass(model: Any) -> None:
+    model[0].weight = Doubled(torch.randn(5, 5))
+    Doubled.calls = 0
+    for _ in range(5):
+        model(model.example)
+
+
+def with_other_layer_norm(model: Any) -> None:
+    layer_norm = torch.layer_norm
+    torch.layer_norm = lambda *args: layer_norm(*args) * 2  # type: ignore[assignment]
+    try:
+        model(model.example)
+    finally:
+        torch.layer_norm = layer_norm
+
+
 CHANGES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Program]] = {
     "stride": (lambda: nn.Conv2d(2, 3, 3), (1, 2, 7, 8), setting(0, stride=(2, 1))),
     "padding": (lambda: nn.Conv2d(2, 3, 3), (1, 2, 7, 8), setting(0, padding=(1, 2))),
@@ -376,6 +428,16 @@ CHANGES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Program]] = {
         setting(0, normalized_shape=(5,)),
     ),
     "groups": (lambda: nn.GroupNorm(2, 12), (3, 12, 5), setting(0, num_groups=3)),
+    "class of the program": (lambda: nn.Linear(5, 5), (3, 5), setting(0, __class__=SmallLinear)),
+    "class": (lambda: nn.ReLU(), (3, 5), setting(0, __class__=nn.SiLU)),
+    "class with other parameters": (
+        lambda: nn.LayerNorm(5, bias=False), (3, 5), setting(0, __class__=nn.RMSNorm)
+    ),
+    "parametrization": (lambda: nn.Linear(5, 5), (3, 5), with_weight_norm),
+    "weight of no parameter": (lambda: nn.Linear(5, 5), (3, 5), with_weight_in_place),
+    "list that changes": (lambda: nn.Conv2d(2, 3, 3), (1, 2, 7, 8), with_strides_in_a_list),
+    "class of the weight": (lambda: nn.Linear(5, 5), (3, 5), with_weight_of_a_subclass),
+    "function of torch below": (lambda: nn.LayerNorm(5), (3, 5), with_other_layer_norm),
     "approximation": (lambda: nn.GELU(), (3, 5), setting(0, approximate="tanh")),
     "in place": (lambda: nn.ReLU(), (3, 5), setting(0, inplace=True)),
 }  # fmt: skip
@@ -614,7 +676,7 @@ def test_formula_of_an_operator_of_torch_is_asked_each_time(passed: list[str]) -
 
 
 def test_formula_of_another_library_changes_nothing(passed: list[str]) -> None:
-    with overridden({"mylib::op": lambda *args, **kwargs: 1}):
+    with overridden({"library_of_no_test::op": lambda *args, **kwargs: 1}):
         counted(nn.Sequential(nn.Linear(5, 5)), *[lambda model: model(x)] * 4)
     assert passed == ["0", "0"]
 
@@ -640,9 +702,11 @@ def test_formula_of_a_layer_is_asked(passed: list[str]) -> None:
     assert (passed, profile.total().flops) == ([], 4 * 1013)
 
 
-@pytest.mark.parametrize("option", ["memory", "latency"])
-def test_counter_that_follows_more_sees_every_operator(option: str, passed: list[str]) -> None:
-    counted(nn.Sequential(nn.Linear(5, 5)), *[lambda model: model(x)] * 4, **{option: True})
+@pytest.mark.parametrize("options", [{"latency": True}, {"memory": "timeline"}], ids=str)
+def test_counter_that_follows_more_sees_every_operator(
+    options: dict[str, Any], passed: list[str]
+) -> None:
+    counted(nn.Sequential(nn.Linear(5, 5)), *[lambda model: model(x)] * 4, **options)
     assert passed == []
 
 
@@ -742,7 +806,7 @@ def test_interrupt_of_a_layer_that_ends_the_block_leaves_nothing_behind(
 
 def test_interrupt_of_a_layer_within_the_block_is_told(interrupting: Program) -> None:
     model = nn.Sequential(nn.Linear(5, 5))
-    with pytest.warns(UncountedWarning, match="interrupt"):  # noqa: SIM117
+    with pytest.warns(UncountedWarning, match="broken off"):  # noqa: SIM117
         with FlopCounterMode(model, display=False) as counter:
             for _ in range(3):
                 model(x)
@@ -755,7 +819,7 @@ def test_interrupt_of_a_layer_within_the_block_is_told(interrupting: Program) ->
 
 def test_interrupt_of_a_layer_before_the_end_of_the_block_is_told(interrupting: Program) -> None:
     model = nn.Sequential(nn.Linear(5, 5))
-    with pytest.warns(UncountedWarning, match="interrupt"):  # noqa: SIM117
+    with pytest.warns(UncountedWarning, match="broken off"):  # noqa: SIM117
         with FlopCounterMode(model, display=False):
             for _ in range(3):
                 model(x)
@@ -767,7 +831,7 @@ def test_interrupt_of_a_layer_ends_at_an_optimizer_step(interrupting: Program) -
     model = nn.Sequential(nn.Linear(5, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     model(x).sum().backward()
-    with pytest.warns(UncountedWarning, match="interrupt"):  # noqa: SIM117
+    with pytest.warns(UncountedWarning, match="broken off"):  # noqa: SIM117
         with FlopCounterMode(model, display=False) as counter:
             for _ in range(3):
                 model(x)
@@ -785,3 +849,35 @@ def test_no_tensor_is_kept_alive() -> None:
         weight = weakref.ref(model[0].weight)
         model[0].weight = nn.Parameter(torch.randn(5, 5))  # type: ignore[union-attr]
         assert weight() is None
+
+
+def test_layer_that_a_signals_handler_breaks_off_is_told_and_counted_once(
+    passed: list[str],
+) -> None:
+    """The handler calls a model while a layer runs without the mode."""
+    model, other = nn.Sequential(nn.Linear(5, 5)), nn.Sequential(nn.Linear(7, 11))
+
+    def handler(*args: Any) -> None:
+        sys.setprofile(None)
+        other(torch.randn(2, 7))
+
+    def raise_signal(frame: Any, event: str, what: Any) -> None:
+        if event == "call" and frame.f_code is nn.Linear.forward.__code__:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.warns(UncountedWarning, match="broken off"):  # noqa: SIM117
+            with FlopCounterMode(model, display=False) as counter:
+                for _ in range(3):
+                    model(x)
+                sys.setprofile(raise_signal)
+                model(x)
+                sys.setprofile(None)
+                model(x)
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGINT, before)
+    assert passed == ["0", "0", "0"]
+    assert counter.get_total_macs() == 5 * 3 * 5 * 5 + 2 * 7 * 11

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -238,6 +239,122 @@ def test_step_that_differs_is_counted_as_it_runs(
     assert facts(profile) == facts(dispatched(make, *changes))
 
 
+def set_gradients(*positions: int) -> Change:
+    """Return a change that leaves gradients to the parameters at those positions alone."""
+
+    def change(optimizer: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for position, parameter in enumerate(parameters):
+            parameter.grad = torch.randn_like(parameter) if position in positions else None
+
+    return change
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.1), lambda p: Adam(p)], ids=["SGD", "Adam"])
+def test_steps_with_other_numbers_of_gradients_are_told_apart(make: Make, dispatched: Run) -> None:
+    """Without a state, nothing but the gradient tells which parameters take part."""
+
+    def clear(positions: tuple[int, ...]) -> Change:
+        def change(optimizer: Any) -> None:
+            optimizer.state.clear()
+            set_gradients(*positions)(optimizer)
+
+        return change
+
+    changes = [clear(positions) for positions in ((0,), (0,), (0, 1), (0,), (0, 1), (1,), (0, 1))]
+    assert facts(counted(make, *changes)) == facts(dispatched(make, *changes))
+
+
+def test_gradients_of_another_group_are_told_apart(dispatched: Run) -> None:
+    def make(parameters: list[nn.Parameter]) -> Optimizer:
+        other = nn.Parameter(torch.randn(3, 5))
+        return SGD([{"params": parameters[:1], "weight_decay": 0.1}, {"params": [other]}], lr=0.1)
+
+    changes = [set_gradients(position) for position in (0, 0, 1, 0, 1)]
+    assert facts(counted(make, *changes)) == facts(dispatched(make, *changes))
+
+
+def test_option_that_is_no_default_of_the_optimizer_is_compared(dispatched: Run) -> None:
+    """As after loading one of an older torch; a default of no group is not asked for."""
+
+    def make(parameters: list[nn.Parameter]) -> Optimizer:
+        made = AdamW(parameters)
+        del made.defaults["maximize"]
+        made.defaults["extra"] = 1
+        return made
+
+    changes = [nothing] * 3 + [set_option(maximize=True)] * 2
+    assert facts(counted(make, *changes)) == facts(dispatched(make, *changes))
+
+
+def test_default_dtype_is_compared(dispatched: Run) -> None:
+    def use_double(optimizer: Any) -> None:
+        torch.set_default_dtype(torch.float64)
+
+    changes = [nothing] * 3 + [use_double, nothing]
+    try:
+        profile = counted(OPTIMIZERS["AdamW, foreach"], *changes)
+        torch.set_default_dtype(torch.float32)
+        assert facts(profile) == facts(dispatched(OPTIMIZERS["AdamW, foreach"], *changes))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class Wrapped(Tensor):
+    """A class of the program's own, whose operators run in Python."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        made = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*(a.inner if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+        return args[0] if str(func).split(".")[1].endswith("_") else out
+
+
+STATES: dict[str, Change] = {
+    "Parameter": set_buffer(lambda buffer: nn.Parameter(buffer, requires_grad=False)),
+    "Parameter of another dtype": set_buffer(
+        lambda buffer: nn.Parameter(buffer.double(), requires_grad=False)
+    ),
+    "subclass": set_buffer(Wrapped),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_state_of_another_class_is_counted_as_it_runs(state: str, dispatched: Run) -> None:
+    def make(parameters: list[nn.Parameter]) -> Optimizer:
+        return SGD(parameters, lr=0.1, momentum=0.9)
+
+    to_parameter = STATES["Parameter"]
+    changes = [nothing, to_parameter, nothing, nothing, STATES[state], nothing, nothing]
+    assert facts(counted(make, *changes)) == facts(dispatched(make, *changes))
+
+
+@pytest.mark.parametrize("name", ["_init_group", "_single_tensor_sgd"])
+def test_step_of_which_a_part_was_replaced_is_dispatched(
+    name: str, passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(optimizer: Any) -> None:
+        where = optimizer if name == "_init_group" else sys.modules[SGD.__module__]
+        found = getattr(where, name)
+
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            torch.ones(7) + 1
+            return found(*args, **kwargs)
+
+        monkeypatch.setattr(where, name, replaced)
+
+    profile = counted(lambda p: SGD(p, lr=0.1), nothing, nothing, replace)
+    assert len(passed) == 1
+    assert profile.total("optimizer").flops == 3 * 2 * (3 * 5 + 7 + 2 * 3 * 2) + 7
+
+
 def test_sparse_gradients_are_counted_by_what_they_store(dispatched: Run) -> None:
     def sparse(stored: int) -> Change:
         def change(optimizer: Any) -> None:
@@ -397,7 +514,7 @@ def test_interrupt_of_a_step_ends_at_the_next_call_of_a_module(
     interrupting: Callable[[Optimizer], None], passed: list[str]
 ) -> None:
     optimizer, model = SGD(parameters(), lr=0.1), nn.Linear(5, 3)
-    with pytest.warns(UncountedWarning, match="interrupt"):  # noqa: SIM117
+    with pytest.warns(UncountedWarning, match="broken off"):  # noqa: SIM117
         with FlopCounterMode(model, display=False) as counter:
             for _ in range(3):
                 optimizer.step()
@@ -414,11 +531,60 @@ def test_interrupt_of_a_step_that_ends_the_block_leaves_nothing_behind(
     interrupting: Callable[[Optimizer], None],
 ) -> None:
     optimizer = SGD(parameters(), lr=0.1)
-    with pytest.raises(KeyboardInterrupt), FlopCounterMode(display=False) as counter:
-        for _ in range(3):
-            optimizer.step()
-        interrupting(optimizer)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(KeyboardInterrupt), FlopCounterMode(display=False) as counter:
+            for _ in range(3):
+                optimizer.step()
+            interrupting(optimizer)
+    assert not told
     assert counter.profile.total("optimizer").flops == 3 * 2 * (3 * 5 + 7 + 2 * 3 * 2)
     with OperatorNames() as names:
         torch.ones(2) + 1
     assert names.seen == ["aten.ones.default", "aten.add.Tensor"]
+
+
+def test_step_that_raises_is_told_where_the_program_goes_on() -> None:
+    """The step divides by zero, and the program computes while it handles the error."""
+    parameter, model = nn.Parameter(torch.randn(3)), nn.Linear(5, 3)
+    parameter.grad = torch.randn(3)
+    optimizer = AdamW([parameter])
+    with pytest.warns(UncountedWarning, match="broken off"):  # noqa: SIM117
+        with FlopCounterMode(model, display=False) as counter:
+            for _ in range(3):
+                optimizer.step()
+            optimizer.state[parameter]["step"].fill_(-1)
+            try:
+                optimizer.step()
+            except ZeroDivisionError:
+                model(torch.randn(2, 5))
+    assert counter.get_total_macs() == 2 * 5 * 3
+
+
+def test_step_that_a_signals_handler_breaks_off_is_not_counted_twice(passed: list[str]) -> None:
+    model, optimizer = nn.Linear(5, 3), SGD(parameters(), lr=0.1)
+
+    def handler(*args: Any) -> None:
+        model(torch.randn(2, 5))
+
+    def raise_signal(frame: Any, event: str, what: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "_single_tensor_sgd":
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.warns(UncountedWarning, match="broken off"):  # noqa: SIM117
+            with FlopCounterMode(model, display=False) as counter:
+                for _ in range(3):
+                    optimizer.step()
+                sys.setprofile(raise_signal)
+                optimizer.step()
+                sys.setprofile(None)
+                optimizer.step()
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGINT, before)
+    assert len(passed) == 4
+    assert counter.get_total_macs() == 2 * 5 * 3
+    assert counter.profile.total("optimizer").flops == 5 * 2 * (3 * 5 + 7 + 2 * 3 * 2)

@@ -1,0 +1,296 @@
+"""Memory of calls of layers that are not dispatched again: as if they were."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dispatch_flops import FlopCounterMode, Profile, register_workspace
+from dispatch_flops.counting import known_layers, module_tracker
+from dispatch_flops.counting.known_layers import LAYERS
+from dispatch_flops.operators import workspaces
+from dispatch_flops.operators.workspaces import builtin_workspace
+
+F32 = 4
+Program = Callable[[nn.Module], Any]
+
+
+@pytest.fixture(autouse=True)
+def _collected_before() -> Iterator[None]:
+    """Keep the collector from releasing tensors in one of two runs alone."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the fqns of the layers whose calls are not dispatched, one for each call."""
+    found: list[str] = []
+
+    def begin(thread: Any, known: Any, call: Any) -> None:
+        found.append(known.module_phase.fqn)
+        known_layers.begin_layer(thread, known, call)
+
+    monkeypatch.setattr(module_tracker, "begin_layer", begin)
+    return found
+
+
+def followed(model: nn.Module, program: Program, calls: int, **options: Any) -> Profile:
+    with FlopCounterMode(model, display=False, **{"memory": True, **options}) as counter:
+        for _ in range(calls):
+            program(model)
+    return counter.profile
+
+
+def facts(profile: Profile) -> Any:
+    """Return everything that a profile says of memory and of operators."""
+    memory = profile.memory
+    assert memory is not None
+    phases = ("forward", "backward", "optimizer")
+    nodes = [node for root in (profile.root, profile.outside) for node in root.walk()]
+    return (
+        memory.peak_bytes,
+        memory.peak_at,
+        memory.at_peak,
+        memory.unseen,
+        [memory.by_role(phase) for phase in phases],
+        {node.fqn: (node.memory, node.ops, node.calls) for node in nodes},
+    )
+
+
+class Block(nn.Module):
+    """Layers on results of layers, of operators and of each other, with a residual sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(5)
+        self.up = nn.Linear(5, 11)
+        self.act = nn.GELU()
+        self.down = nn.Linear(11, 5, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.down(self.act(self.up(self.norm(x))))) * 2.0
+
+
+class Net(nn.Module):
+    """Blocks that are alike, some of them recomputed in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 5)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Sequential(nn.Linear(5, 3), nn.SiLU(), nn.ReLU(inplace=True))
+        self.is_recomputing = False
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.is_recomputing else block(x)
+        return self.head(x.transpose(0, 1))
+
+
+def ids(model: nn.Module) -> Tensor:
+    device = next(model.parameters()).device
+    return torch.arange(2 * 3, device=device).reshape(2, 3)
+
+
+def ones_like(model: nn.Module, *shape: int) -> Tensor:
+    return torch.ones(shape, device=next(model.parameters()).device)
+
+
+def train(model: nn.Module) -> None:
+    model(ids(model)).sum().backward()
+    model.zero_grad()
+
+
+def accumulate(model: nn.Module) -> None:
+    model(ids(model)).sum().backward()
+
+
+def infer(model: nn.Module) -> None:
+    with torch.no_grad():
+        model(ids(model))
+
+
+def infer_and_train(model: nn.Module) -> None:
+    infer(model)
+    train(model)
+
+
+def recompute(model: nn.Module) -> None:
+    model.is_recomputing = True  # type: ignore[assignment]
+    train(model)
+
+
+def take_steps(model: nn.Module) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for _ in range(3):
+        train(model)
+        optimizer.step()
+
+
+def call_a_layer_alone(model: Any) -> None:
+    with torch.no_grad():
+        x = ones_like(model, 13, 5)
+        model.blocks[1].up(x)
+        model(ids(model))
+        model.blocks[2].up(x)
+
+
+def keep_results(model: Any) -> None:
+    model.kept = [*getattr(model, "kept", ()), model.blocks[0].up(ones_like(model, 2, 5))]
+    train(model)
+
+
+def replace_a_weight(model: Any) -> None:
+    train(model)
+    model.blocks[1].up.weight = nn.Parameter(ones_like(model, 11, 5))
+
+
+def fail(model: Any) -> None:
+    train(model)
+    with pytest.raises(IndexError):
+        model(ids(model) + 5)
+    with pytest.raises(RuntimeError):
+        model.head(ones_like(model, 2, 4))
+
+
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        train, accumulate, infer, infer_and_train, recompute, take_steps, call_a_layer_alone,
+        keep_results, replace_a_weight, fail,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "rounding"), [("cpu", 1), ("cpu", 512), ("meta", 1)])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_memory_of_calls_that_are_alike_is_that_of_dispatched_ones(
+    name: str, device: str, rounding: int, passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (name, device) == ("fail", "meta"):
+        pytest.skip("an index that does not exist is no error on meta")
+
+    def run() -> Any:
+        with torch.device(device):
+            model = Net()
+        return facts(followed(model, PROGRAMS[name], 3, memory_rounding=rounding))
+
+    found = run()
+    assert passed
+    passed.clear()
+    for cls in list(LAYERS):
+        monkeypatch.delitem(LAYERS, cls)
+    assert found == run()
+    assert not passed
+
+
+def test_output_of_a_layer_that_ran_without_the_mode_is_an_activation_of_its_own(
+    passed: list[str],
+) -> None:
+    """The input, two weights and, for the backward pass, both results live at the peak."""
+    model = nn.Sequential(nn.Linear(5, 7, bias=False), nn.Linear(7, 11, bias=False))
+    x = torch.ones(3, 5)
+    kept: list[Tensor] = []
+
+    def program(model: nn.Module) -> None:
+        kept[:] = []
+        kept.append(model(x))
+
+    profile = followed(model, program, 4)
+    assert passed == ["0", "1", "0", "1"]
+    assert profile.memory is not None
+    assert profile.memory.peak_bytes == (5 * 7 + 7 * 11 + 3 * 5 + 3 * 7 + 3 * 11) * F32
+    assert profile.memory.peak_at is not None
+    assert profile.memory.peak_at.operator == "aten.mm.default"
+
+
+class Twice(nn.Module):
+    """Two classes of layers, whose calls leave memory to others or take it of their own."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+NOT_REPEATED: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "results besides its output": (lambda: nn.LayerNorm(5), torch.ones(3, 5)),
+    "a copy of its input": (lambda: nn.Linear(5, 7), torch.ones(5, 3, 2).permute(2, 1, 0)),
+    "a result in place": (lambda: nn.ReLU(inplace=True), torch.ones(3, 5)),
+    "a workspace": (lambda: nn.Conv2d(3, 4, 3, groups=1), torch.ones(2, 3, 7, 7)),
+    "an empty output": (lambda: nn.Linear(5, 7), torch.ones(0, 5)),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_REPEATED)
+def test_layer_is_dispatched_each_time_where_its_output_is_not_all_that_it_allocates(
+    kind: str, passed: list[str]
+) -> None:
+    make, x = NOT_REPEATED[kind]
+
+    def program(model: nn.Module) -> None:
+        with torch.no_grad():
+            model(x)
+
+    profile = followed(Twice(make()), program, 4)
+    assert passed == []
+    assert profile.root.children[0].calls == 4
+
+
+def test_timeline_has_every_call(passed: list[str]) -> None:
+    model = nn.Sequential(nn.Linear(5, 7), nn.Identity())
+    followed(model, lambda model: model(torch.ones(3, 5)), 4, memory="timeline")
+    assert passed == []
+
+
+def test_input_that_no_operator_made_is_met_by_a_layer_that_runs_without_the_mode(
+    passed: list[str],
+) -> None:
+    """The second layer makes the calls known that the first one gets inputs of its own in."""
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
+    inputs = [torch.ones(3, 5) for _ in range(4)]
+    kept: list[Tensor] = []
+
+    def program(model: nn.Module) -> None:
+        with torch.no_grad():
+            kept.append(model(inputs[len(kept)]))
+
+    profile = followed(model, program, 4)
+    assert passed == ["0", "1"] * 3
+    assert profile.memory is not None
+    uses = {use.role: use.bytes for use in profile.memory.at_peak}
+    assert uses["inputs"] == 4 * 3 * 5 * F32
+
+
+@pytest.mark.parametrize("size", [1000, 0])
+def test_layer_is_dispatched_each_time_where_its_kernel_has_a_workspace(
+    size: int, passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspaces, "_WORKSPACES", {})
+    builtin_workspace(["aten::gelu"])(lambda *_, **__: size)
+    model = nn.Sequential(nn.GELU(), nn.Identity())
+    followed(model, lambda model: model(torch.ones(3, 5)), 4)
+    assert passed == ([] if size else ["0", "0"])
+
+
+def test_workspace_of_the_users_own_is_asked_each_time(
+    passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspaces, "_WORKSPACES", {})
+    sizes: list[int] = []
+    register_workspace(torch.ops.aten.gelu)(lambda *_, **__: sizes.append(0) or 0)
+    model = nn.Sequential(nn.GELU(), nn.Identity())
+    followed(model, lambda model: model(torch.ones(3, 5)), 4)
+    assert (passed, len(sizes)) == ([], 4)
