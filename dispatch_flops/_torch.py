@@ -794,6 +794,17 @@ all_step_pre_hooks: dict[int, Any] = _OPTIMIZERS._global_optimizer_pre_hooks
 all_step_post_hooks: dict[int, Any] = _OPTIMIZERS._global_optimizer_post_hooks
 
 
+def undisabled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that ``torch.compiler.disable`` was called for; any other as it is.
+
+    Torch calls it for parts of its optimizers, some of them twice, when a program first compiles
+    anything. Public: none.
+    """
+    while (inner := getattr(function, "_torchdynamo_orig_callable", None)) is not None:
+        function = inner
+    return function
+
+
 # In these, torch gives a module a class of its own, below that of the program: parametrize,
 # fully_shard and replicate.
 _CLASS_MAKERS = (

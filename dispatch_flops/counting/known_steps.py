@@ -45,20 +45,18 @@ class _Kind:
     def __init__(self, cls: type[Optimizer], module: ModuleType, name: str) -> None:
         self._cls, self._namespace = cls, vars(module)
         variants = (f"_{kind}_{name}" for kind in ("single_tensor", "multi_tensor", "fused"))
-        self._functions = {name: self._namespace[name] for name in (name, *variants)}
-        self._methods = self._codes()
+        self._names = (name, *variants)
+        self._originals = self._parts()
 
     def is_original(self, optimizer: Optimizer) -> bool:
         """Return True if the program has replaced none of the functions that a step runs."""
-        namespace = self._namespace
-        return (
-            "_init_group" not in vars(optimizer)
-            and self._codes() == self._methods
-            and all(namespace[name] is found for name, found in self._functions.items())
-        )
+        return "_init_group" not in vars(optimizer) and self._parts() == self._originals
 
-    def _codes(self) -> tuple[CodeType, CodeType]:
-        return _code_of(self._cls.step), _code_of(self._cls._init_group)  # type: ignore[attr-defined]
+    def _parts(self) -> list[Any]:
+        """Return the functions that a step runs, without what torch puts around them."""
+        functions = [self._namespace[name] for name in self._names]
+        functions.append(self._cls._init_group)  # type: ignore[attr-defined]
+        return [_code_of(self._cls.step), *map(_torch.undisabled, functions)]
 
 
 def _code_of(method: Callable[..., Any]) -> CodeType:

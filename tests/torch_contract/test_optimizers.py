@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RAdam
 
+from dispatch_flops import _torch
+from dispatch_flops.counting.known_steps import KINDS
 from tests.helpers.modes import OperatorNames
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -52,3 +54,14 @@ def test_steps_of_radam_depend_on_their_number() -> None:
     """It is therefore not among the optimizers whose steps are compared."""
     steps = operators_of_steps(lambda p: RAdam(p, betas=(0.9, 0.8)), 15)
     assert steps[1] != steps[-1]
+
+
+@pytest.mark.parametrize("cls", [SGD, Adam, AdamW])
+def test_first_compilation_wraps_parts_of_optimizers_that_are_found_again(
+    cls: type[Optimizer],
+) -> None:
+    """Whether anything was compiled before in this process does not matter."""
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    init_group: Any = cls._init_group  # type: ignore[attr-defined]
+    assert init_group is not _torch.undisabled(init_group)
+    assert KINDS[cls].is_original(cls([nn.Parameter(torch.ones(1))], lr=0.1))
