@@ -25,7 +25,8 @@ class ModuleName:
     is_wrapper: the module is a wrapper of the module of that name, such as ``torch.compile``'s.
     is_expert: the module is an expert of a mixture, an entry of a ModuleList or ModuleDict. The
         container's name or class, or the entry's class, says "expert".
-    named_facts: as they were when the module got the name. read: where they were last read.
+    facts_so_far: as they were when the module got the name, or were asked for. read: where they
+        have been read since.
     holders: every parent that holds the module, with the attribute's name.
     held_elsewhere: modules that the module holds, but that are named below another parent.
     same_as: the module's canonical name, if this is another name of the module or its wrapper.
@@ -37,7 +38,7 @@ class ModuleName:
     is_shared: bool = False
     is_wrapper: bool = False
     is_expert: bool = False
-    named_facts: ModuleFacts = _UNREAD
+    facts_so_far: ModuleFacts = _UNREAD
     holders: tuple[tuple[ModuleName, str], ...] = ()
     held_elsewhere: tuple[ModuleName, ...] = ()
     same_as: ModuleName | None = None
@@ -46,10 +47,10 @@ class ModuleName:
     @property
     def facts(self) -> ModuleFacts:
         """The facts as they were when they were last read; the module may be gone by now."""
-        if self.read is None:
-            return self.named_facts
-        table, position = self.read
-        return table.row(position)
+        if self.read is not None:
+            table, position = self.read
+            self.facts_so_far, self.read = table.row(position), None
+        return self.facts_so_far
 
     def canonical(self) -> ModuleName:
         """Return the canonical name of the module."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
@@ -34,6 +35,9 @@ class ParameterFacts(NamedTuple):
     is_trainable: bool
     is_hidden: bool
     local_elements: int
+
+
+_facts = partial(tuple.__new__, ParameterFacts)  # takes half of the constructor's time
 
 
 @dataclass(slots=True)
@@ -98,14 +102,16 @@ class ParameterTable:
 
     def of(self, position: int) -> tuple[ParameterFacts, ...]:
         """Return the facts of the parameters of the module at that position."""
-        positions = range(self._ends[position], self._ends[position + 1])
+        start, end = self._ends[position], self._ends[position + 1]
+        if start == end:
+            return ()
         if self.keys is None:
-            return tuple([self._facts[i] for i in positions])
+            return tuple(self._facts[start:end])
         keys, elements, trainable = self.keys, self._elements, self._are_trainable
         return tuple(
             [
-                ParameterFacts(keys[i], elements[i], trainable[i], False, elements[i])
-                for i in positions
+                _facts((keys[i], elements[i], trainable[i], False, elements[i]))
+                for i in range(start, end)
             ]
         )
 
