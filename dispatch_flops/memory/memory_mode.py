@@ -282,12 +282,13 @@ class MemoryMode(CountingMode):
         self._has_workspace = False
         return self._blocks.allocations
 
-    def of_layer(self, before: int, costs: Costs, output: torch.Tensor) -> _Operator | None:
+    def of_layer(self, before: int, costs: Costs, output: Any) -> _Operator | None:
         """Return the operator that allocated the output; None if anything else was allocated."""
-        block = self._live.get(id(output.untyped_storage()))
-        if block is None or self._has_workspace:
+        storages = storages_in(output)  # a sparse tensor has several, that of oneDNN none
+        if len(storages) != 1 or self._has_workspace:
             return None
-        if not before + 1 == block.born == self._blocks.allocations:
+        block = self._live.get(id(storages[0][0]))
+        if block is None or not before + 1 == block.born == self._blocks.allocations:
             return None
         names = {cost.op for cost, _ in costs}
         operators = list(self._operators.values())  # other threads may add some meanwhile

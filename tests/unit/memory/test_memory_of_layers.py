@@ -231,6 +231,8 @@ NOT_REPEATED: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "a result in place": (lambda: nn.ReLU(inplace=True), torch.ones(3, 5)),
     "a workspace": (lambda: nn.Conv2d(3, 4, 3, groups=1), torch.ones(2, 3, 7, 7)),
     "an empty output": (lambda: nn.Linear(5, 7), torch.ones(0, 5)),
+    "an output of several storages": (lambda: nn.ReLU(), torch.eye(5).to_sparse()),
+    "an output without a storage": (lambda: nn.ReLU(), torch.ones(3, 5).to_mkldnn()),
 }
 
 
