@@ -100,7 +100,7 @@ class MemoryMode(CountingMode):
         self._operators: dict[int, _Operator] = {}
         self._peak = ModulePeak(memory.device, _NOWHERE)  # of the last operator's module and device
         self._phase: Phase = "forward"
-        self._has_workspace = False  # some kernel, since a call of a layer began
+        self._workspaces = 0  # of all kernels so far
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         timer = self._timer
@@ -277,18 +277,18 @@ class MemoryMode(CountingMode):
 
     # -- calls of layers; see ``LayerMemory`` -----------------------------------------------------
 
-    def before_layer(self) -> int:
-        """Return the number of allocations so far."""
-        self._has_workspace = False
-        return self._blocks.allocations
+    def before_layer(self) -> tuple[int, int]:
+        """Return the number of allocations and of workspaces so far."""
+        return self._blocks.allocations, self._workspaces
 
-    def of_layer(self, before: int, costs: Costs, output: Any) -> _Operator | None:
+    def of_layer(self, before: tuple[int, int], costs: Costs, output: Any) -> _Operator | None:
         """Return the operator that allocated the output; None if anything else was allocated."""
         storages = storages_in(output)  # a sparse tensor has several, that of oneDNN none
-        if len(storages) != 1 or self._has_workspace:
+        born = before[0] + 1
+        if len(storages) != 1 or self.before_layer() != (born, before[1]):
             return None
         block = self._live.get(id(storages[0][0]))
-        if block is None or not before + 1 == block.born == self._blocks.allocations:
+        if block is None or block.born != born:
             return None
         names = {cost.op for cost, _ in costs}
         operators = list(self._operators.values())  # other threads may add some meanwhile
@@ -351,7 +351,7 @@ class MemoryMode(CountingMode):
                     raise
                 size = None
         if size:
-            self._has_workspace = True
+            self._workspaces += 1
             return self._blocks.rounded_up(size)
         if size is None and not operator.is_reported:
             operator.is_reported = True
@@ -361,7 +361,7 @@ class MemoryMode(CountingMode):
     def _workspace(self, operator: _Operator, args: Any, kwargs: Any, out: Any) -> int:
         """Return the bytes that the kernel allocated for itself while it ran."""
         rule = operator.workspace
-        self._has_workspace = True
+        self._workspaces += 1
         size = reported = self._kernel.take()
         if rule.reads_result:
             try:
