@@ -25,11 +25,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, OpCost, Profile, _torch, register_flops
-from dispatch_flops.counting import known_layers, module_tracker
+from dispatch_flops.counting import known_layers
 from dispatch_flops.counting.known_layers import LAYERS
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.registry import overridden, unregister_flops
 from tests.helpers.modes import NamesBesideCompiled, OperatorNames
+from tests.helpers.undispatched import note_layers, signalled_at
 
 aten = torch.ops.aten
 Program = Callable[[nn.Module], Any]
@@ -39,14 +40,7 @@ Run = Callable[..., Profile]
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the fqns of the layers whose calls are not dispatched, one for each call."""
-    found: list[str] = []
-
-    def begin(thread: Any, known: Any, call: Any) -> None:
-        found.append(known.module_phase.fqn)
-        known_layers.begin_layer(thread, known, call)
-
-    monkeypatch.setattr(module_tracker, "begin_layer", begin)
-    return found
+    return note_layers(monkeypatch)
 
 
 def counted(model: nn.Module, *programs: Program, **options: Any) -> Profile:
@@ -857,27 +851,12 @@ def test_layer_that_a_signals_handler_breaks_off_is_told_and_counted_once(
     """The handler calls a model while a layer runs without the mode."""
     model, other = nn.Sequential(nn.Linear(5, 5)), nn.Sequential(nn.Linear(7, 11))
 
-    def handler(*args: Any) -> None:
-        sys.setprofile(None)
-        other(torch.randn(2, 7))
-
-    def raise_signal(frame: Any, event: str, what: Any) -> None:
-        if event == "call" and frame.f_code is nn.Linear.forward.__code__:
-            sys.setprofile(None)
-            signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        with pytest.warns(UncountedWarning, match="broken off"):  # noqa: SIM117
-            with FlopCounterMode(model, display=False) as counter:
-                for _ in range(3):
-                    model(x)
-                sys.setprofile(raise_signal)
+    with pytest.warns(UncountedWarning, match="broken off"):  # noqa: SIM117
+        with FlopCounterMode(model, display=False) as counter:
+            for _ in range(3):
                 model(x)
-                sys.setprofile(None)
+            with signalled_at(nn.Linear.forward, lambda: other(torch.randn(2, 7))):
                 model(x)
-    finally:
-        sys.setprofile(None)
-        signal.signal(signal.SIGINT, before)
+            model(x)
     assert passed == ["0", "0", "0"]
     assert counter.get_total_macs() == 5 * 3 * 5 * 5 + 2 * 7 * 11

@@ -22,6 +22,7 @@ from dispatch_flops.counting import known_steps, module_tracker
 from dispatch_flops.counting.known_steps import KINDS
 from dispatch_flops.errors import UncountedWarning
 from tests.helpers.modes import NamesBesideCompiled, OperatorNames
+from tests.helpers.undispatched import signalled_at
 
 Make = Callable[[list[nn.Parameter]], Optimizer]
 Change = Callable[[Any], Any]
@@ -564,27 +565,14 @@ def test_step_that_raises_is_told_where_the_program_goes_on() -> None:
 def test_step_that_a_signals_handler_breaks_off_is_not_counted_twice(passed: list[str]) -> None:
     model, optimizer = nn.Linear(5, 3), SGD(parameters(), lr=0.1)
 
-    def handler(*args: Any) -> None:
-        model(torch.randn(2, 5))
-
-    def raise_signal(frame: Any, event: str, what: Any) -> None:
-        if event == "call" and frame.f_code.co_name == "_single_tensor_sgd":
-            sys.setprofile(None)
-            signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        with pytest.warns(UncountedWarning, match="broken off"):  # noqa: SIM117
-            with FlopCounterMode(model, display=False) as counter:
-                for _ in range(3):
-                    optimizer.step()
-                sys.setprofile(raise_signal)
+    single_tensor_sgd = sys.modules[SGD.__module__]._single_tensor_sgd
+    with pytest.warns(UncountedWarning, match="broken off"):  # noqa: SIM117
+        with FlopCounterMode(model, display=False) as counter:
+            for _ in range(3):
                 optimizer.step()
-                sys.setprofile(None)
+            with signalled_at(single_tensor_sgd, lambda: model(torch.randn(2, 5))):
                 optimizer.step()
-    finally:
-        sys.setprofile(None)
-        signal.signal(signal.SIGINT, before)
+            optimizer.step()
     assert len(passed) == 4
     assert counter.get_total_macs() == 2 * 5 * 3
     assert counter.profile.total("optimizer").flops == 5 * 2 * (3 * 5 + 7 + 2 * 3 * 2)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, Profile, register_workspace
-from dispatch_flops.counting import known_layers, module_tracker
 from dispatch_flops.counting.known_layers import LAYERS
 from dispatch_flops.operators import workspaces
 from dispatch_flops.operators.workspaces import builtin_workspace
+from tests.helpers.undispatched import note_layers
 
 F32 = 4
 Program = Callable[[nn.Module], Any]
@@ -33,14 +33,7 @@ def _collected_before() -> Iterator[None]:
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the fqns of the layers whose calls are not dispatched, one for each call."""
-    found: list[str] = []
-
-    def begin(thread: Any, known: Any, call: Any) -> None:
-        found.append(known.module_phase.fqn)
-        known_layers.begin_layer(thread, known, call)
-
-    monkeypatch.setattr(module_tracker, "begin_layer", begin)
-    return found
+    return note_layers(monkeypatch)
 
 
 def followed(model: nn.Module, program: Program, calls: int, **options: Any) -> Profile:
@@ -214,17 +207,6 @@ def test_output_of_a_layer_that_ran_without_the_mode_is_an_activation_of_its_own
     assert profile.memory.peak_at.operator == "aten.mm.default"
 
 
-class Twice(nn.Module):
-    """Two classes of layers, whose calls leave memory to others or take it of their own."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
 NOT_REPEATED: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "results besides its output": (lambda: nn.LayerNorm(5), torch.ones(3, 5)),
     "a copy of its input": (lambda: nn.Linear(5, 7), torch.ones(5, 3, 2).permute(2, 1, 0)),
@@ -246,7 +228,7 @@ def test_layer_is_dispatched_each_time_where_its_output_is_not_all_that_it_alloc
         with torch.no_grad():
             model(x)
 
-    profile = followed(Twice(make()), program, 4)
+    profile = followed(nn.Sequential(make()), program, 4)
     assert passed == []
     assert profile.root.children[0].calls == 4
 

@@ -1,0 +1,43 @@
+"""What tests of layers and steps that run without the mode have in common."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from dispatch_flops.counting import known_layers, module_tracker
+
+
+def note_layers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the fqn of each layer whose call is not dispatched."""
+    found: list[str] = []
+
+    def begin(thread: Any, known: Any, call: Any) -> None:
+        found.append(known.module_phase.fqn)
+        known_layers.begin_layer(thread, known, call)
+
+    monkeypatch.setattr(module_tracker, "begin_layer", begin)
+    return found
+
+
+@contextmanager
+def signalled_at(function: Any, handler: Callable[[], object]) -> Iterator[None]:
+    """Run the handler of a signal once, where ``function`` is called next inside the block."""
+
+    def raise_signal(frame: Any, event: str, what: Any) -> None:
+        if event == "call" and frame.f_code is function.__code__:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, lambda *args: handler())
+    sys.setprofile(raise_signal)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGINT, before)
