@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,7 +19,7 @@ from dispatch_flops import _torch
 from dispatch_flops.counting.undispatched import Costs, KnownRuns, costs_of, runs_plainly
 
 if TYPE_CHECKING:
-    from dispatch_flops.counting.thread_state import OpenCall, ThreadState
+    from dispatch_flops.counting.thread_state import ModulePhase, OpenCall, ThreadState
     from dispatch_flops.operators.registry import Rule
 
 _share_storage = _torch.share_storage
@@ -81,17 +81,33 @@ class KnownStep:
 
     is_same: compares the tensors that it read and wrote with those of another step. state: what
     else decides which operators run. costs: empty until the step has ended.
+    memory: what ``StepMemory`` noted of it.
     """
 
     is_same: Callable[..., bool]
     state: Any
     costs: Costs = ()
+    memory: Any = None
+
+
+class StepMemory(Protocol):
+    """Follows the memory of steps, also of those that run without the mode."""
+
+    def before_step(self) -> Any:
+        """Called before a step that is dispatched, and that later ones may be like."""
+
+    def of_step(self, before: Any) -> Any:
+        """Return what ``repeat_step`` is given of that step; None if each is to be dispatched."""
+
+    def repeat_step(self, noted: Any, module_phase: ModulePhase) -> bool:
+        """Note a step that begins; return False, and note nothing, if it is to be dispatched."""
 
 
 class KnownSteps(KnownRuns):
-    """The steps of optimizers in one run."""
+    """The steps of optimizers in one run. ``memory``: follows theirs; None if nothing does."""
 
     def __init__(self, own_rules: Mapping[Any, Rule]) -> None:
+        self.memory: StepMemory | None = None
         self._steps: WeakKeyDictionary[Optimizer, list[KnownStep]] = WeakKeyDictionary()
         super().__init__(own_rules)
 
@@ -131,19 +147,38 @@ class KnownSteps(KnownRuns):
             return None
         return KnownStep(_torch.tensor_comparison(tensors), state)
 
+    def begin(self, thread: ThreadState, opened: OpenCall, step: KnownStep) -> None:
+        """Begin a step without the mode if it is like ``step``; else prepare to keep it."""
+        module_phase, memory = opened.module_phase, self.memory
+        assert module_phase is not None
+        if step.costs and (
+            memory is None
+            or (step.memory is not None and memory.repeat_step(step.memory, module_phase))
+        ):
+            begin_step(thread, opened, step)
+            return
+        opened.new_call, opened.costs_before = step, {**module_phase.counts}
+        if memory is not None:
+            opened.memory_before = memory.before_step()
+
     def keep(self, opened: OpenCall) -> None:
-        """Keep a new step, which has returned, for later ones."""
+        """Keep a step that was dispatched, and has returned, for later ones."""
         step = opened.new_call
         assert isinstance(step, KnownStep)
         steps = self._steps.get(opened.owner)
-        if steps is not None:  # not forgotten meanwhile
-            step.costs = costs_of(opened)
+        if steps is None:  # forgotten meanwhile
+            return
+        step.costs = costs_of(opened)
+        if self.memory is not None:
+            step.memory = self.memory.of_step(opened.memory_before)
+        if step not in steps:
             steps.append(step)
 
 
 def begin_step(thread: ThreadState, opened: OpenCall, step: KnownStep) -> None:
     """Begin a step that is like ``step`` and runs without the mode."""
     opened.known_step = step
+    thread.recorded_in = opened.module_phase
     thread.undispatched = opened, 0, _keep_modes_out()
 
 

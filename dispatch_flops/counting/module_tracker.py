@@ -47,7 +47,7 @@ from dispatch_flops.counting.known_layers import (
     begin_layer,
     end_layer,
 )
-from dispatch_flops.counting.known_steps import KnownSteps, begin_step, end_step
+from dispatch_flops.counting.known_steps import KnownSteps, StepMemory, end_step
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.node_owners import NodeOwners
@@ -134,10 +134,12 @@ class Tracker:
         register_optimizer_step_pre_hook(self.enter_optimizer)
         register_optimizer_step_post_hook(self.leave_optimizer)
 
-    def follow_layers(self, memory: LayerMemory) -> None:
-        """Have ``memory`` told of calls of layers that run without the mode."""
+    def follow_memory(self, of_layers: LayerMemory, of_steps: StepMemory) -> None:
+        """Have these told of calls of layers, and of steps, that run without the mode."""
         if self._layers is not None:
-            self._layers.memory = memory
+            self._layers.memory = of_layers
+        if self._steps is not None:
+            self._steps.memory = of_steps
 
     def join_thread(self, *, is_entered: bool = False) -> ThreadState:
         """Return the state of this thread, whose modules are followed from now on."""
@@ -423,10 +425,8 @@ class Tracker:
             observer.enter(thread, stamp)
         if self._steps is not None:
             known = self._steps.find(optimizer, args, kwargs)
-            if known is not None and known.costs:
-                begin_step(thread, call, known)
-            elif known is not None:
-                call.new_call, call.costs_before = known, {**module_phase.counts}
+            if known is not None:
+                self._steps.begin(thread, call, known)
 
     def leave_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer step post-hook; it does not run for a step that raised."""

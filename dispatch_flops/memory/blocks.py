@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -269,12 +269,15 @@ class Blocks:
     def alive(self) -> Iterator[tuple[Block, Role]]:
         """Yield every block that is allocated, with what it was for so far."""
         for block in list(self.live.values()):
-            yield block, self._role_of(block, is_over=False)
+            yield block, block.role or self._role_of(block, is_over=False)
 
-    def activations(self) -> dict[str, int]:
-        """Return ``{fqn: bytes}`` kept for later, of the step that kept most in each module."""
+    def activations(self, alive: Iterable[tuple[Block, Role]]) -> dict[str, int]:
+        """Return ``{fqn: bytes}`` kept for later, of the step that kept most in each module.
+
+        alive: what ``alive`` yields.
+        """
         by_step = self._activations.copy()
-        for block, role in self.alive():
+        for block, role in alive:
             if role == "activations" and block.made_in is not None:
                 by_step[block.step, block.made_in.fqn] += block.size
         return _highest_by_fqn(by_step)
@@ -292,6 +295,12 @@ class Blocks:
 
     def bytes_of(self, tensor: torch.Tensor) -> int:
         """Return the bytes of a tensor's storages; its own share where they hold more than it."""
+        try:
+            block = self.live.get(id(tensor.untyped_storage()))
+            if block is not None and block.size == tensor.nbytes:  # in most cases
+                return block.size
+        except (RuntimeError, ValueError):  # sparse and the like; lazy
+            pass
         size = 0
         for part in dense_parts_of(tensor):
             storage = part.untyped_storage()

@@ -93,7 +93,7 @@ class MemoryMode(CountingMode):
         self._memory = memory
         self._blocks = memory.blocks
         memory.blocks.threads = tracker.local
-        tracker.follow_layers(self)
+        tracker.follow_memory(self, self)
         self._live = memory.blocks.live
         self._on_release = memory.blocks.on_release
         self._kernel = KernelAllocations()
@@ -157,7 +157,7 @@ class MemoryMode(CountingMode):
             made_in = None
         peak = self._peak
         if made_in is not peak.made_in:
-            peak = self._moved_to(made_in, operator, (args, kwargs))
+            peak = self._moved_to(made_in, () if operator.takes == "none" else (args, kwargs))
         if operator.may_differ and self._phase == "backward":
             if operator.may_reuse:
                 storage = reused_storage(func, args, kwargs, out, self._blocks.is_latest)
@@ -224,9 +224,7 @@ class MemoryMode(CountingMode):
             elif cls not in _WITHOUT_TENSORS:
                 self._meet(arg)
 
-    def _moved_to(
-        self, made_in: ModulePhase | None, operator: _Operator, arguments: Any
-    ) -> ModulePeak:
+    def _moved_to(self, made_in: ModulePhase | None, arguments: Any = ()) -> ModulePeak:
         """Return the peak of another module or phase, in which an operator was recorded.
 
         That another forward begins is known only now, when its first operator has run.
@@ -236,7 +234,7 @@ class MemoryMode(CountingMode):
         if made_in.phase != self._phase:
             before, self._phase = self._phase, made_in.phase
             self._memory.changed_phase(before, self._phase)
-            if self._phase == "forward" and operator.takes != "none":
+            if self._phase == "forward":
                 self._meet(arguments)
             is_on_meta = self._memory.device.device.type == "meta"
             if self._phase == "backward" and is_on_meta and not _MISH.isdisjoint(self._operators):
@@ -306,11 +304,37 @@ class MemoryMode(CountingMode):
         if self._phase == "forward":
             self._meet_unknown(tensors)
         if module_phase is not self._peak.made_in:
-            self._moved_to(module_phase, noted, tensors)
+            self._moved_to(module_phase, tensors)
         peak = self._allocating_on(output.device)
         self._blocks.allocated(output.untyped_storage(), peak)
         if peak.device.now > peak.threshold:
             peak.note(peak.device.now, noted.func, self._blocks.allocations)
+
+    # -- steps of optimizers; see ``StepMemory`` --------------------------------------------------
+
+    def before_step(self) -> tuple[tuple[int, int], dict[torch.device, int]]:
+        """Return what ``before_layer`` does, and the bytes on each device."""
+        devices = list(self._blocks.devices.items())
+        return self.before_layer(), {device: found.now for device, found in devices}
+
+    def of_step(self, before: tuple[tuple[int, int], dict[torch.device, int]]) -> Any:
+        """Return the bytes before it; None if it had a workspace, or left what it allocated."""
+        (allocations, workspaces), now = before
+        blocks = list(self._live.values())  # other threads may add some meanwhile
+        is_left = any(block.born > allocations for block in blocks)
+        return None if is_left or self._workspaces != workspaces else now
+
+    def repeat_step(self, noted: dict[torch.device, int], module_phase: ModulePhase) -> bool:
+        """Begin a step that cannot reach a higher peak than the one that is noted did.
+
+        It allocates as much, and releases it again. So it must not begin with more.
+        """
+        devices = list(self._blocks.devices.items())
+        if any(device not in noted or found.now > noted[device] for device, found in devices):
+            return False
+        if module_phase is not self._peak.made_in:
+            self._moved_to(module_phase)
+        return True
 
     def _meet(self, arguments: Any) -> None:
         for storage, device in storages_in(arguments):

@@ -87,14 +87,16 @@ class MemoryReading:
         self._names = names
         blocks = memory.blocks
         memory.note_held()  # by which blocks have their roles
+        known = list(blocks.alive())
         alive = [
             _Block(block.device.device, block.born, block.size, role, block.made_in)
-            for block, role in blocks.alive()
+            for block, role in known
         ]
-        self._activations = blocks.activations()
+        self._activations = blocks.activations(known)
         self._caches = memory.cache_bytes()
         devices = list(blocks.devices.values())
-        is_offloaded = bool(brought_to(names.modules()))
+        is_on_meta = any(found.device.type == "meta" for found in devices)
+        is_offloaded = is_on_meta and bool(brought_to(names.modules()))
         if is_offloaded:  # tensors on the meta device then stand for parameters, without memory
             devices = [found for found in devices if found.device.type != "meta"]
         self._devices = [_read_device(found, alive) for found in devices]

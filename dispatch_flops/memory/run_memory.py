@@ -17,7 +17,7 @@ from dispatch_flops.counting.thread_state import NO_TASK, OpenCall, ThreadState,
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.memory.blocks import Block, Blocks
 from dispatch_flops.memory.caches import cached_tensors, takes_cache
-from dispatch_flops.memory.storages import Storage, storages_of
+from dispatch_flops.memory.storages import Storage, dense_parts_of, storages_of
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.memory import MemoryOptions, Role
@@ -96,14 +96,15 @@ class Memory:
                     if buffer is not None:
                         self._note_anew(buffer, "buffers")
 
-    def _note_anew(self, tensor: torch.Tensor, role: Role) -> None:
+    def _note_anew(self, tensor: torch.Tensor, role: Role, *, was_there: bool = False) -> None:
         """Note a tensor that is known in most cases, and then in a tenth of the time."""
         try:
-            if self.blocks.live[id(tensor.untyped_storage())].role == role:
+            block = self.blocks.live.get(id(tensor.untyped_storage()))
+            if block is not None and block.role == role:
                 return
-        except (KeyError, RuntimeError, ValueError):  # not known; sparse and the like; lazy
+        except (RuntimeError, ValueError):  # sparse and the like; lazy
             pass
-        self._note(tensor, role)
+        self._note(tensor, role, was_there=was_there)
 
     def _note_gradients(self) -> None:
         """Note the gradients that the parameters have now, unless a backward pass is running."""
@@ -115,7 +116,7 @@ class Memory:
     def _note_gradients_of(self, parameters: Iterable[nn.Parameter | None]) -> None:
         for parameter in parameters:
             if parameter is not None and (gradient := parameter.grad) is not None:
-                self._note(gradient, "gradients")
+                self._note_anew(gradient, "gradients")
                 size = self.blocks.bytes_of(gradient)
                 self._keep_most(self.gradient_bytes, parameter, size)
 
@@ -130,10 +131,10 @@ class Memory:
             for group in optimizer.param_groups:
                 self._note_gradients_of(group["params"])
             for parameter, state in list(optimizer.state.items()):
-                tensors = list(tensors_in(state))
-                for tensor in tensors:
-                    self._note(tensor, "optimizer state", was_there=was_there)
-                size = sum(map(self.blocks.bytes_of, tensors))
+                size = 0
+                for tensor in tensors_in(state):
+                    self._note_anew(tensor, "optimizer state", was_there=was_there)
+                    size += self.blocks.bytes_of(tensor)
                 self._keep_most(self.state_bytes, parameter, size)
 
     @staticmethod
@@ -143,8 +144,9 @@ class Memory:
     def _note(self, tensor: torch.Tensor, role: Role, *, was_there: bool = False) -> None:
         """Give the storages of a tensor their role; see ``meet`` for those that are not known."""
         was_there = was_there or self._is_first_call
-        for storage, device in storages_of(tensor):
-            self.blocks.note(storage, self.blocks.on(device), role, was_there=was_there)
+        for part in dense_parts_of(tensor):
+            device = self.blocks.on(part.device)
+            self.blocks.note(part.untyped_storage(), device, role, was_there=was_there)
 
     def _note_size(self, storage: Storage) -> None:
         """Note that the program gave a storage another size, without an operator."""
@@ -183,7 +185,8 @@ class Memory:
         """
         owner = call.owner
         if call.named is None:
-            self._note_optimizer(owner)
+            if call.known_step is None:  # a step like an earlier one makes nothing new
+                self._note_optimizer(owner)
             return
         if owner.__class__ not in self._ordinary:
             self._note_extraordinary(thread, call)

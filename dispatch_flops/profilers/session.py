@@ -78,7 +78,7 @@ class Session:
         observers = (*self._pass.observers, *((self._memory,) if self._memory else ()))
         is_repeated = not self._pass.observers and not (memory and memory.has_timeline)
         layers = KnownLayers(own_rules) if is_repeated else None
-        steps = None if observers else KnownSteps(own_rules)
+        steps = KnownSteps(own_rules) if is_repeated else None
         self._tracker = Tracker(self._names, observers, self._is_mode_on, layers, steps)
         timer = self._pass.operator_timer
         of_mode = (self._tracker, conventions, own_rules, self._aggregate, timer)

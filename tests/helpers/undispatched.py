@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dispatch_flops.counting import known_layers, module_tracker
+from dispatch_flops.counting import known_layers, known_steps, module_tracker
 
 
 def note_layers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -22,6 +22,19 @@ def note_layers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         known_layers.begin_layer(thread, known, call)
 
     monkeypatch.setattr(module_tracker, "begin_layer", begin)
+    return found
+
+
+def note_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the class of each optimizer whose step is not dispatched."""
+    found: list[str] = []
+    begin_step = known_steps.begin_step
+
+    def begin(thread: Any, opened: Any, step: Any) -> None:
+        found.append(type(opened.owner).__name__)
+        begin_step(thread, opened, step)
+
+    monkeypatch.setattr(known_steps, "begin_step", begin)
     return found
 
 
