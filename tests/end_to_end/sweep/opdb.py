@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dispatch_flops import FlopCounterMode, Profile
@@ -322,7 +323,8 @@ def tensors(value: Any) -> list[torch.Tensor]:
 def _fresh(value: Any) -> Any:
     """Return a copy with new leaf tensors, so that one run does not affect the next.
 
-    A deep copy keeps strides, overlaps and shared memory.
+    A deep copy keeps strides, overlaps and shared memory. It is not of the program: modes do not
+    see it.
     """
     memo: dict[int, Any] = {}
 
@@ -334,7 +336,8 @@ def _fresh(value: Any) -> Any:
             own = plain.clone()
         return own.requires_grad_(tensor.requires_grad)
 
-    return tree_map_only(torch.Tensor, copied, value)
+    with _disable_current_modes():
+        return tree_map_only(torch.Tensor, copied, value)
 
 
 def bits(value: Any) -> Iterator[Any]:
