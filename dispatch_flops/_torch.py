@@ -981,11 +981,15 @@ def resume_compiled_autograd(state: tuple[Any, ...]) -> None:
         compiled_autograd.compiled_autograd_enabled = True
 
 
+@functools.cache
+def _higher_order_utils() -> ModuleType:
+    """Import the module once: it is asked several times for each operator of some modes."""
+    return importlib.import_module("torch._higher_order_ops.utils")
+
+
 def compiles_higher_order_operator() -> bool:
     """Return True while torch.cond or its like compiles itself. Public: none. Later than 2.11."""
-    from torch._higher_order_ops import utils
-
-    asked = getattr(utils, "_in_hop_compile", None)
+    asked = getattr(_higher_order_utils(), "_in_hop_compile", None)
     return asked is not None and bool(asked())
 
 
