@@ -36,7 +36,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -803,6 +803,17 @@ def undisabled(function: Callable[..., Any]) -> Callable[..., Any]:
     while (inner := getattr(function, "_torchdynamo_orig_callable", None)) is not None:
         function = inner
     return function
+
+
+_PACKAGE = str(Path(torch.__file__).parent)
+
+
+def is_of_torch(function: Any) -> bool:
+    """Return True for a function that torch itself defines, in C++ or Python."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return isinstance(function, BuiltinFunctionType)
+    return bool(code.co_filename.startswith(_PACKAGE))
 
 
 # In these, torch gives a module a class of its own, below that of the program: parametrize,

@@ -71,6 +71,11 @@ class _Layer:
         self.required = required
         self.methods = {name: getattr(cls, name) for name in methods}
 
+    def is_original(self) -> bool:
+        """Return True if nothing replaced what a call runs before this module was imported."""
+        functions = (self.forward, self.function, *self.methods.values())
+        return all(map(_torch.is_of_torch, functions))
+
     def is_known(self, module: nn.Module) -> bool:
         """Return True if the module runs the operators that its class does in most cases."""
         return all(getattr(module, name) == value for name, value in self.required.items())
@@ -132,6 +137,7 @@ LAYERS: dict[type[nn.Module], _Layer] = {
         _Layer(nn.ReLU, "relu", state=itemgetter("inplace")),
         _Layer(nn.SiLU, "silu", state=itemgetter("inplace")),
     )
+    if layer.is_original()
 }  # fmt: skip
 
 
@@ -215,6 +221,7 @@ class KnownLayers(KnownRuns):
             if (
                 not self.is_on
                 or len(args) != 1
+                or not runs_plainly()  # first: a mode for functions would see what is asked here
                 or (x := args[0]).__class__ is not Tensor
                 or x.is_nested  # to compare one ends the process
                 or own["_forward_hooks"]
@@ -227,7 +234,6 @@ class KnownLayers(KnownRuns):
                 or len(_hooks._global_forward_pre_hooks) != 1
                 or _hooks._global_backward_hooks
                 or _hooks._global_backward_pre_hooks
-                or not runs_plainly()
                 or (self.memory is not None and thread.stack[-1].named is None)
             ):
                 return None
@@ -290,9 +296,9 @@ class KnownLayers(KnownRuns):
         """Keep a new call, which has returned ``output``, for later ones."""
         call = opened.new_call
         assert isinstance(call, LayerCall)
-        calls = self._calls.get(call.kind)
-        if calls is not None and len(calls) < _MOST:  # not forgotten meanwhile
-            call.costs, call.output_shapes = costs_of(opened), shapes_of(output)
+        calls, costs = self._calls.get(call.kind), costs_of(opened)
+        if calls is not None and costs and len(calls) < _MOST:  # not forgotten meanwhile
+            call.costs, call.output_shapes = costs, shapes_of(output)
             if self.memory is not None:
                 call.memory = self.memory.of_layer(opened.memory_before, call.costs, output)
                 call.is_dispatched = call.memory is None

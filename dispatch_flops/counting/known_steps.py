@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,13 @@ from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.undispatched import Costs, KnownRuns, costs_of, runs_plainly
+from dispatch_flops.counting.undispatched import (
+    Costs,
+    KnownRuns,
+    costs_of,
+    note_costs,
+    runs_plainly,
+)
 
 if TYPE_CHECKING:
     from dispatch_flops.counting.thread_state import ModulePhase, OpenCall, ThreadState
@@ -47,22 +53,21 @@ class _Kind:
         variants = (f"_{kind}_{name}" for kind in ("single_tensor", "multi_tensor", "fused"))
         self._names = (name, *variants)
         self._originals = self._parts()
+        self._is_of_torch = all(map(_torch.is_of_torch, self._originals))
 
     def is_original(self, optimizer: Optimizer) -> bool:
         """Return True if the program has replaced none of the functions that a step runs."""
-        return "_init_group" not in vars(optimizer) and self._parts() == self._originals
+        return (
+            self._is_of_torch
+            and "_init_group" not in vars(optimizer)
+            and self._parts() == self._originals
+        )
 
     def _parts(self) -> list[Any]:
         """Return the functions that a step runs, without what torch puts around them."""
         functions = [self._namespace[name] for name in self._names]
         functions.append(self._cls._init_group)  # type: ignore[attr-defined]
-        return [_code_of(self._cls.step), *map(_torch.undisabled, functions)]
-
-
-def _code_of(method: Callable[..., Any]) -> CodeType:
-    """Return the code of ``method`` without the wrappers that torch puts around it."""
-    code: CodeType = inspect.unwrap(method).__code__
-    return code
+        return [inspect.unwrap(self._cls.step), *map(_torch.undisabled, functions)]
 
 
 _ADAM, _SGD = (sys.modules[cls.__module__] for cls in (Adam, SGD))
@@ -157,7 +162,8 @@ class KnownSteps(KnownRuns):
         ):
             begin_step(thread, opened, step)
             return
-        opened.new_call, opened.costs_before = step, {**module_phase.counts}
+        opened.new_call = step
+        note_costs(opened)
         if memory is not None:
             opened.memory_before = memory.before_step()
 
@@ -165,10 +171,10 @@ class KnownSteps(KnownRuns):
         """Keep a step that was dispatched, and has returned, for later ones."""
         step = opened.new_call
         assert isinstance(step, KnownStep)
-        steps = self._steps.get(opened.owner)
-        if steps is None:  # forgotten meanwhile
+        steps, costs = self._steps.get(opened.owner), costs_of(opened)
+        if steps is None or not costs:  # forgotten, or aggregated, meanwhile
             return
-        step.costs = costs_of(opened)
+        step.costs = costs
         if self.memory is not None:
             step.memory = self.memory.of_step(opened.memory_before)
         if step not in steps:

@@ -66,6 +66,7 @@ from dispatch_flops.counting.thread_state import (
     OpenCall,
     ThreadState,
 )
+from dispatch_flops.counting.undispatched import note_costs
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.wrappers import wrapping_attribute
 from dispatch_flops.profile import OUTSIDE
@@ -283,7 +284,9 @@ class Tracker:
             and self._layers is not None
             and _is_ordinary(thread, named)
         ):
-            known = KnownModule(named.module, named, module_phase, is_layer=True, is_new=True)
+            known = KnownModule(
+                _reference_to(module, named), named, module_phase, is_layer=True, is_new=True
+            )
             return not self._enter_layer(thread, known, module, args)
         stack.append(OpenCall(named, module, module_phase, task))
         thread.current = module_phase
@@ -302,7 +305,8 @@ class Tracker:
         module_phase = known.module_phase
         opened = OpenCall(known.named, module, module_phase, NO_TASK, not known.is_new)
         if call is not None:
-            opened.new_call, opened.costs_before = call, {**module_phase.counts}
+            opened.new_call = call
+            note_costs(opened)
             if self._layers.memory is not None:
                 opened.memory_before = self._layers.memory.before_layer()
         thread.stack.append(opened)
@@ -398,7 +402,7 @@ class Tracker:
             module_phase = thread.module_phase(fqn, "forward")
             is_layer = self._layers is not None and call.owner.__class__ in LAYERS
             thread.known_modules[id(call.owner)] = KnownModule(
-                named.module, named, module_phase, is_layer
+                _reference_to(call.owner, named), named, module_phase, is_layer
             )
 
     def enter_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -493,6 +497,11 @@ class Tracker:
         for other in self._threads:
             if not other.is_entered:
                 other.recompute_task = NO_TASK
+
+
+def _reference_to(module: nn.Module, named: ModuleName) -> weakref.ref[nn.Module]:
+    """Return a reference to a module, whose name may by now be that of one that took its place."""
+    return named.module if named.module() is module else weakref.ref(module)
 
 
 def _is_ordinary(thread: ThreadState, named: ModuleName) -> bool:

@@ -62,8 +62,9 @@ class OpenCall:
     has_closure: the step was given a function that computes the loss.
     is_in_hooks: the module's forward has returned, but forward hooks of its own may be running.
     caller: of an optimizer step, what called its last operator.
-    new_call: where later calls of a layer, or steps, may be like it; costs_before: what was
-        recorded in ``module_phase`` when it began; memory_before: what ``LayerMemory`` noted then.
+    new_call: where later calls of a layer, or steps, may be like it; costs_before: the counts of
+        ``module_phase`` when it began, and a copy of them; memory_before: what ``LayerMemory`` or
+        ``StepMemory`` noted then.
         known_step: the earlier step that it is like.
     """
 
@@ -77,7 +78,7 @@ class OpenCall:
     is_in_hooks: bool = False
     caller: CallerKey | None = None
     new_call: LayerCall | KnownStep | None = None
-    costs_before: Mapping[CallCost, int] | None = None
+    costs_before: tuple[Mapping[CallCost, int], Mapping[CallCost, int]] | None = None
     memory_before: Any = None
     known_step: KnownStep | None = None
 

@@ -68,11 +68,18 @@ class KnownRuns:
         raise NotImplementedError
 
 
+def note_costs(opened: OpenCall) -> None:
+    """Note what was recorded before a call, for ``costs_of``."""
+    assert opened.module_phase is not None
+    counts = opened.module_phase.counts
+    opened.costs_before = counts, counts.copy()
+
+
 def costs_of(opened: OpenCall) -> Costs:
     """Return what was recorded since a call began; nothing if it was aggregated meanwhile."""
     assert opened.costs_before is not None and opened.module_phase is not None
-    before, counts = opened.costs_before, opened.module_phase.counts
-    if any(counts.get(cost, 0) < count for cost, count in before.items()):
+    counts, before = opened.costs_before
+    if counts is not opened.module_phase.counts:
         return ()
     added = ((cost, count - before.get(cost, 0)) for cost, count in counts.items())
     return tuple((cost, count) for cost, count in added if count)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -36,6 +38,15 @@ def note_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(known_steps, "begin_step", begin)
     return found
+
+
+def imported_again(module: ModuleType) -> Any:
+    """Return a copy of a module, as a program gets it that imports it now."""
+    assert module.__spec__ is not None
+    again = importlib.util.module_from_spec(module.__spec__)
+    assert module.__spec__.loader is not None
+    module.__spec__.loader.exec_module(again)
+    return again
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from dispatch_flops.counting.known_layers import LAYERS
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.registry import overridden, unregister_flops
 from tests.helpers.modes import NamesBesideCompiled, OperatorNames
-from tests.helpers.undispatched import note_layers, signalled_at
+from tests.helpers.undispatched import imported_again, note_layers, signalled_at
 
 aten = torch.ops.aten
 Program = Callable[[nn.Module], Any]
@@ -738,6 +738,84 @@ def test_costs_that_are_aggregated_during_a_call_are_not_taken_for_its_own(
         model(x[:3])
     calls = {op: found.calls for op, found in counter.profile.by_operator().items()}
     assert calls == {"aten.slice.Tensor": 5, "aten.t.default": 5, "aten.addmm.default": 5}
+
+
+def test_call_in_which_signatures_are_forgotten_is_not_taken_for_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A layer of several operators, the first of which are aggregated while it runs.
+
+    A counter with a formula of its own knows none from earlier counters.
+    """
+    model = nn.Sequential(*(nn.RMSNorm(5) for _ in range(4)))
+    own = {torch.ops.quantized.add: lambda *args, **kwargs: OpCost()}
+
+    @torch.no_grad()
+    def run(model: nn.Module) -> None:
+        model(x)
+
+    whole = counted(model, run).total().flops
+    for limit in range(2, 9):
+        monkeypatch.setattr("dispatch_flops.counting.dispatch_mode._LIMIT", limit)
+        found = counted(model, *[run] * 5, custom_mapping=own)
+        assert found.total().flops == 5 * whole
+
+
+@pytest.mark.parametrize(("owner", "name"), [(F, "linear"), (nn.Linear, "forward")], ids=str)
+def test_layer_that_was_replaced_before_the_import_is_dispatched(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a library put in place of torch's function may compute anything."""
+    own = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args: own(*args))
+    later = imported_again(known_layers).LAYERS
+    assert {cls.__name__ for cls in LAYERS} - {cls.__name__ for cls in later} == {"Linear"}
+
+
+def test_layer_that_gets_the_name_of_its_former_holder_is_counted(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """A program wraps a layer, as an adapter does, and takes the wrapper off again."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, base: nn.Module) -> None:
+            super().__init__()
+            self.base = base
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x)
+
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
+    with FlopCounterMode(model, display=False) as counter:
+        for i in range(9):
+            if i == 2:
+                model[0] = Wrapper(model[0])
+            if i == 6:
+                model[0] = model[0].base  # type: ignore[assignment]
+            model(x)
+    macs = {fqn: cost.macs for fqn, cost in counter.profile.by_module().items()}
+    each = 3 * 5 * 5
+    assert macs == {"": 18 * each, "0": 9 * each, "0.base": 4 * each, "1": 9 * each}
+    assert not recwarn.list
+
+
+def test_function_mode_of_the_program_sees_nothing_that_the_counter_asks() -> None:
+    model = nn.Sequential(nn.Linear(5, 5))
+    seen: list[str] = []
+
+    class Noting(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    def watched(model: nn.Module) -> None:
+        with Noting():
+            model(x)
+
+    counted(model, lambda model: model(x), watched)
+    assert seen == ["linear"]
 
 
 def test_call_that_raises_is_not_counted_and_lets_the_mode_in_again(passed: list[str]) -> None:

@@ -18,10 +18,11 @@ from torch.optim.optimizer import (
 )
 
 from dispatch_flops import FlopCounterMode, OpCost, Profile
+from dispatch_flops.counting import known_steps
 from dispatch_flops.counting.known_steps import KINDS
 from dispatch_flops.errors import UncountedWarning
 from tests.helpers.modes import NamesBesideCompiled, OperatorNames
-from tests.helpers.undispatched import note_steps, signalled_at
+from tests.helpers.undispatched import imported_again, note_steps, signalled_at
 
 Make = Callable[[list[nn.Parameter]], Optimizer]
 Change = Callable[[Any], Any]
@@ -469,6 +470,37 @@ def test_steps_of_more_than_a_few_kinds_are_dispatched(passed: list[str], dispat
     profile = counted(make, *changes)
     assert len(passed) == 3  # the first of four steps made the state
     assert facts(profile) == facts(dispatched(make, *changes))
+
+
+@pytest.mark.parametrize("limit", [3, 4, 5])
+def test_step_in_which_calls_are_aggregated_is_not_taken_for_a_whole_one(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signatures are too many at once: what a step recorded until then is not in its counts.
+
+    A counter with a formula of its own knows none from earlier counters.
+    """
+    monkeypatch.setattr("dispatch_flops.counting.dispatch_mode._LIMIT", limit)
+    ones = torch.ones(1)
+
+    def add_others(optimizer: Optimizer) -> None:
+        for size in (2, 3, 4):
+            ones.expand(size) + 1
+
+    own = {torch.ops.quantized.add: lambda *args, **kwargs: OpCost()}
+    profile = counted(lambda p: SGD(p, lr=0.1), add_others, *[nothing] * 9, custom_mapping=own)
+    assert profile.total("optimizer").flops == 10 * 2 * (3 * 5 + 7 + 2 * 3 * 2)
+
+
+def test_kinds_that_were_replaced_before_the_import_are_dispatched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a library put in place of torch's functions may compute anything."""
+    own = SGD._init_group  # type: ignore[attr-defined]
+    monkeypatch.setattr(SGD, "_init_group", lambda *args: own(*args))
+    later = imported_again(known_steps).KINDS
+    assert not later[SGD].is_original(SGD(parameters(), lr=0.1))
+    assert later[AdamW].is_original(AdamW(parameters()))
 
 
 def test_formula_of_an_operator_of_torch_is_asked_each_time(passed: list[str]) -> None:
