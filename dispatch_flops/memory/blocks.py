@@ -237,12 +237,19 @@ class Blocks:
         block.role, block.born, block.step = None, 0, self.step
         return block
 
-    def resized(self, storage: Storage, peak: ModulePeak) -> None:
-        """Note that a storage may have another size now; see ``allocated``."""
+    def resized(self, storage: Storage, peak: ModulePeak, operator: Any) -> None:
+        """Note that a storage may have another size now; see ``allocated``.
+
+        What fits is copied, so that the old and the new memory are there at once: the new one is
+        noted as a workspace of the operator.
+        """
         block = self.live.get(id(storage))
         if block is None:
             self.allocated(storage, peak)
-        elif block.size != self.size_of(storage):
+        elif block.size != (size := self.size_of(storage)):
+            now = peak.device.now + size
+            if block.size and size and now > peak.threshold:
+                peak.note(now, operator, self.allocations)
             self._released(block)
             self.allocated(storage, peak)
             again = self.live.get(id(storage))

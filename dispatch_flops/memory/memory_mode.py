@@ -28,7 +28,7 @@ from dispatch_flops.memory.kernel_allocations import KernelAllocations
 from dispatch_flops.memory.replaced_operators import may_replace, node_replacing
 from dispatch_flops.memory.reused_arguments import reused_storage
 from dispatch_flops.memory.run_memory import Memory
-from dispatch_flops.memory.storages import Allocation, allocation_of, storages_in, tensors_taken
+from dispatch_flops.memory.storages import allocation_of, storages_in, tensors_taken
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.registry import Rule
@@ -40,6 +40,7 @@ _Parameter = torch.nn.Parameter
 _WITHOUT_TENSORS = frozenset(
     (bool, int, float, str, type(None), torch.device, torch.dtype, torch.layout)
 ) | {torch.memory_format}
+_STRIDED = torch.strided
 _NOWHERE = ModulePhase("", "forward")
 # Their backward has a kernel on the CPU and on CUDA, and is several operators on meta.
 _MISH = frozenset((id(torch.ops.aten.mish.default), id(torch.ops.aten.mish_.default)))
@@ -53,7 +54,7 @@ class _Operator:
     ``tensors_taken``. is_annotation: it only names a range. allocates: results may be new storages.
     is_plain: that is all that it allocates. may_reuse: in a backward pass, a result may take the
     place of an argument. may_differ: that, or it may run in place of another operator. is_in_place:
-    it changes an argument, which gets other storages only where it is sparse. is_reported: the
+    it changes an argument. Only sparse ones get other storages then, or in a view. is_reported: the
     allocator is asked for the workspace of its calls.
     """
 
@@ -193,11 +194,10 @@ class MemoryMode(CountingMode):
             except (RuntimeError, TypeError) as error:  # a subclass, or without a storage
                 if is_of_signal_handler(error):
                     raise
-                peak = self._allocated_all((args, kwargs), out, operator.allocation)
-        elif operator.allocates or (
-            operator.is_in_place and is_tensor and out.layout is not torch.strided
-        ):
-            peak = self._allocated_all((args, kwargs), out, operator.allocation)
+                peak = self._allocated_all(operator, (args, kwargs), out)
+        elif operator.allocates or (is_tensor and out.layout is not _STRIDED):
+            # A view of a sparse tensor may have other indices: a transpose does.
+            peak = self._allocated_all(operator, (args, kwargs), out)
         if size is None or operator.workspace is not workspace:  # found in this call
             size = self._workspace(operator, args, kwargs, out)
         now = peak.device.now + size
@@ -340,15 +340,15 @@ class MemoryMode(CountingMode):
         for storage, device in storages_in(arguments):
             self._memory.meet(storage, device)
 
-    def _allocated_all(self, arguments: Any, out: Any, allocation: Allocation) -> ModulePeak:
-        blocks = self._blocks
+    def _allocated_all(self, operator: _Operator, arguments: Any, out: Any) -> ModulePeak:
+        blocks, allocation = self._blocks, operator.allocation
         for storage, device in storages_in(out):
             blocks.allocated(storage, self._allocating_on(device))
             if allocation == "gathering":
                 blocks.give_role(storage, "unsharded parameters")
         if allocation == "argument":
             for storage, device in storages_in((arguments, out)):
-                blocks.resized(storage, self._allocating_on(device))
+                blocks.resized(storage, self._allocating_on(device), operator.func)
         return self._peak
 
     def _allocating_on(self, device: torch.device) -> ModulePeak:

@@ -100,8 +100,8 @@ class MemoryReading:
         if is_offloaded:  # tensors on the meta device then stand for parameters, without memory
             devices = [found for found in devices if found.device.type != "meta"]
         self._devices = [_read_device(found, alive) for found in devices]
-        self._gradient_bytes = memory.gradient_bytes.copy()
-        self._state_bytes = memory.state_bytes.copy()
+        self._gradient_bytes = memory.gradient_bytes.by_id()
+        self._state_bytes = memory.state_bytes.by_id()
         self._unseen = tuple(sorted(memory.unseen))
         self._decomposed = tuple(sorted(memory.decomposed))
         self._rounding = blocks.rounding
@@ -164,7 +164,7 @@ class MemoryReading:
         return MemoryPeak(
             peak_bytes=device.before + peak.bytes,
             peak_at=self._moment(made_in, peak.operator),
-            uses=tuple(sorted(uses, key=lambda use: -use.bytes)),
+            uses=tuple(sorted(uses, key=_largest_first)),
         )
 
     def _moment(self, made_in: ModulePhase, operator: Any) -> PeakMoment:
@@ -204,6 +204,10 @@ class MemoryReading:
             for key, size in held.buffers:
                 parts[key] = HeldBytes(buffers=size)
         return found
+
+
+def _largest_first(use: MemoryUse) -> Any:
+    return -use.bytes, use.role, use.fqn or "", use.phase or ""
 
 
 def _read_device(device: DeviceBlocks, alive: list[_Block]) -> _Device:

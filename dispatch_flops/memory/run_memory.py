@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -31,12 +31,30 @@ def _is_fsdp2(module: object) -> bool:
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
+class _MostBytes:
+    """The most bytes of something that was noted for each parameter."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def note(self, parameter: Any, size: int) -> None:
+        """Note a size. A parameter that is gone may have had the same id."""
+        found = self._found.get(id(parameter))
+        if found is None or found[1] < size or found[0]() is not parameter:
+            self._found[id(parameter)] = weakref.ref(parameter), size
+
+    def by_id(self) -> dict[int, int]:
+        """Return the most bytes by the id of each parameter that is still there."""
+        found = list(self._found.items())
+        return {key: size for key, (reference, size) in found if reference() is not None}
+
+
 class Memory:
     """Memory of a run: what its operators allocate, and what its optimizers hold.
 
     A ``ModuleObserver``. unseen: operators and nodes that allocated memory that is not known.
     decomposed: operators that ran on the meta device as others than a device's kernel.
-    gradient_bytes, state_bytes: by the id of the parameter.
+    gradient_bytes, state_bytes: of each parameter.
     device: where an operator allocated last.
     """
 
@@ -47,11 +65,10 @@ class Memory:
         self.unseen: set[str] = set()
         self.decomposed: set[str] = set()
         self._failed_workspaces: dict[str, str] = {}  # why, by the operator
-        self.gradient_bytes: dict[int, int] = {}
-        self.state_bytes: dict[int, int] = {}
+        self.gradient_bytes, self.state_bytes = _MostBytes(), _MostBytes()
         self._largest_caches: dict[str, Counter[str]] = {}  # by the model that was given it
         self._optimizers = options.optimizers
-        self._met_optimizers: WeakSet[Any] = WeakSet()
+        self._met_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_first_call = True
         self._ordinary: set[type] = set()  # classes of modules that have nothing to be noted
 
@@ -117,8 +134,7 @@ class Memory:
         for parameter in parameters:
             if parameter is not None and (gradient := parameter.grad) is not None:
                 self._note_anew(gradient, "gradients")
-                size = self.blocks.bytes_of(gradient)
-                self._keep_most(self.gradient_bytes, parameter, size)
+                self.gradient_bytes.note(parameter, self.blocks.bytes_of(gradient))
 
     def _note_optimizer(self, optimizer: Any) -> None:
         """Note gradients and state of an optimizer; unknown state was there when it is first met.
@@ -135,11 +151,7 @@ class Memory:
                 for tensor in tensors_in(state):
                     self._note_anew(tensor, "optimizer state", was_there=was_there)
                     size += self.blocks.bytes_of(tensor)
-                self._keep_most(self.state_bytes, parameter, size)
-
-    @staticmethod
-    def _keep_most(sizes: dict[int, int], parameter: Any, size: int) -> None:
-        sizes[id(parameter)] = max(size, sizes.get(id(parameter), 0))
+                self.state_bytes.note(parameter, size)
 
     def _note(self, tensor: torch.Tensor, role: Role, *, was_there: bool = False) -> None:
         """Give the storages of a tensor their role; see ``meet`` for those that are not known."""
@@ -155,7 +167,8 @@ class Memory:
             return
         block = self.blocks.live.get(id(storage))
         if block is not None:
-            self.blocks.resized(storage, block.device.module_peak(made_in))
+            peak = block.device.module_peak(made_in)
+            self.blocks.resized(storage, peak, "UntypedStorage.resize_")
         elif storage.nbytes():
             # It had no size when the run began: an earlier step made it. FSDP keeps the storages
             # of gathered parameters. The storage of a fake tensor does not know its device.

@@ -23,6 +23,11 @@ Storage = torch.UntypedStorage
 # A zero tensor of forward-mode differentiation has a storage without memory.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _WITHOUT_MEMORY = frozenset(("aten::_efficientzerotensor",))
+# Their results share the memory of their argument, which their schemas do not say.
+_SHARING = frozenset(
+    f"aten::{name}"
+    for name in ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
+)
 # Their argument holds data that torch.tensor and torch.from_numpy have just allocated or taken.
 _ARRIVALS = frozenset(("aten::lift_fresh", "aten::lift"))
 _NUMBERS = re.compile(
@@ -115,7 +120,7 @@ def allocation_of(func: Any) -> Allocation:
     rule = registry.lookup(func)
     if rule is not None and not rule.is_recorded:
         return "annotation"
-    if name in _WITHOUT_MEMORY:
+    if name in _WITHOUT_MEMORY or name in _SHARING:
         return "none"
     if name in _ARRIVALS:
         return "arrival"

@@ -4,7 +4,8 @@ BLAS takes factors whose rows or whose columns are contiguous, as a slice's or a
 Factors with other strides, such as an expanded gradient, are copied.
 Source: addmm_impl_cpu_ and bmm_out_or_baddbmm_, aten/src/ATen/native/LinearAlgebra.cpp; gemv,
 aten/src/ATen/native/Blas.cpp; prepare_matrix_for_cublas, aten/src/ATen/native/cuda/Blas.cpp. On the
-CPU, oneDNN multiplies in half precision. What it needs has no formula; the allocator reports it.
+CPU, oneDNN multiplies in half precision. What it needs has no formula, nor has what sparse factors
+need; the allocator reports it.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ from dispatch_flops.operators.workspaces import builtin_workspace
 _MATRICES = ops("mm", "addmm", "addmm_", "_addmm_activation")
 _VECTORS = ops("mv", "addmv", "addmv_")
 _BATCHES = ops("bmm", "baddbmm", "baddbmm_")
+_STRIDED = torch.strided
 _HALF = (torch.bfloat16, torch.float16)
 # Of these, more than strides is asked.
 _OTHER = frozenset((*_HALF, torch.complex64, torch.complex128))
 _FEWEST = 400  # of one matrix; smaller products of a batch run without BLAS
 
 
-def _is_in_half(args: tuple[Any, ...]) -> bool:
-    return args[-1].dtype in _HALF
+def _may_be_unknown(args: tuple[Any, ...]) -> bool:
+    a, b = args[-2:]
+    return b.dtype in _HALF or a.layout is not _STRIDED or b.layout is not _STRIDED
 
 
-def _is_in_half_or_conjugated(args: tuple[Any, ...]) -> bool:
-    return args[-1].dtype in _OTHER and (_is_in_half(args) or _is_conjugated(*args[-2:]))
+def _may_be_unknown_in_batch(args: tuple[Any, ...]) -> bool:
+    return _may_be_unknown(args) or (args[-1].dtype in _OTHER and _is_conjugated(*args[-2:]))
 
 
-@builtin_workspace(_MATRICES, _is_in_half, is_steady=True)
+@builtin_workspace(_MATRICES, _may_be_unknown, is_steady=True)
 def matrices(*operands: Any, **_: Any) -> int | None:
     """Bytes: those of each factor that is copied."""
     a, b = operands[-2:]
@@ -42,22 +45,26 @@ def matrices(*operands: Any, **_: Any) -> int | None:
         return None
     copied = 0
     if is_other or not a.is_contiguous():
+        if _is_sparse(a):
+            return None
         copied = _copied(a)
     if is_other or not b.is_contiguous():
+        if _is_sparse(b):
+            return None
         copied += _copied(b)
     return copied if copied and a.numel() and b.numel() else 0
 
 
-@builtin_workspace(_VECTORS, _is_in_half, is_steady=True)
+@builtin_workspace(_VECTORS, _may_be_unknown, is_steady=True)
 def vectors(*operands: Any, **_: Any) -> int | None:
     """Bytes: those of the matrix, if it is copied."""
     matrix = operands[-2]
-    if _is_unknown(matrix):
+    if _is_unknown(matrix) or _is_sparse(matrix):
         return None
     return _copied(matrix)
 
 
-@builtin_workspace(_BATCHES, _is_in_half_or_conjugated, is_steady=True)
+@builtin_workspace(_BATCHES, _may_be_unknown_in_batch, is_steady=True)
 def batches(*operands: Any, **_: Any) -> int | None:
     """Bytes: those of one matrix of each factor that is copied; on CUDA, of the whole batch.
 
@@ -65,7 +72,7 @@ def batches(*operands: Any, **_: Any) -> int | None:
     lazily is computed first, and what of it is copied has no formula.
     """
     a, b = operands[-2:]
-    if _is_unknown(a) or _is_conjugated(a, b):
+    if _is_unknown(a) or _is_conjugated(a, b) or _is_sparse(a) or _is_sparse(b):
         return None
     if a.is_contiguous() and b.is_contiguous() and not a.is_complex():
         return 0
@@ -81,6 +88,10 @@ def batches(*operands: Any, **_: Any) -> int | None:
 
 def _is_conjugated(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.is_conj() or b.is_conj()
+
+
+def _is_sparse(factor: torch.Tensor) -> bool:
+    return factor.layout is not _STRIDED
 
 
 def _is_unknown(factor: torch.Tensor) -> bool:

@@ -87,3 +87,53 @@ def test_step_whose_gradient_is_expanded_peaks_at_the_allocators_bytes() -> None
     assert memory.peak_bytes == truth
     at_peak = {(use.role, use.fqn): use.bytes for use in memory.at_peak}
     assert at_peak["workspace", "2"] == 83 * 29 * 4  # the gradient of the sum, made contiguous
+
+
+SPARSE = {
+    "COO": lambda a: a.to_sparse(),
+    "CSR": lambda a: a.to_sparse_csr(),
+    "CSC": lambda a: a.to_sparse_csc(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", SPARSE)
+@pytest.mark.parametrize("kind", ["mm", "mm of two", "addmm", "mv"])
+def test_products_of_sparse_matrices_take_what_the_allocator_says(kind: str, layout: str) -> None:
+    """No kernel makes a dense copy of them."""
+    a = SPARSE[layout](torch.eye(INNER))
+    b, c, vector = torch.randn(INNER, COLUMNS), torch.randn(INNER, COLUMNS), torch.randn(INNER)
+    if kind == "mm":
+        assert_equals_the_allocators(lambda: torch.mm(a, b), parts_of(a), b)
+    elif kind == "mm of two":
+        assert_equals_the_allocators(lambda: torch.mm(a, a), parts_of(a))
+    elif kind == "addmm":
+        assert_equals_the_allocators(lambda: torch.addmm(c, a, b), parts_of(a), b, c)
+    else:
+        assert_equals_the_allocators(lambda: torch.mv(a, vector), parts_of(a), vector)
+
+
+def test_batched_product_of_a_sparse_matrix_takes_what_the_allocator_says() -> None:
+    a = torch.eye(INNER).expand(3, INNER, INNER).to_sparse()
+    b = torch.randn(3, INNER, COLUMNS)
+    assert_equals_the_allocators(lambda: torch.bmm(a, b), parts_of(a), b)
+
+
+def test_transpose_of_a_sparse_matrix_has_indices_of_its_own() -> None:
+    a = torch.eye(INNER).to_sparse()
+
+    def run() -> None:
+        kept = a.t()
+        torch.ones(1009)
+        del kept
+
+    assert_equals_the_allocators(run, parts_of(a))
+
+
+def parts_of(matrix: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that a sparse matrix consists of."""
+    if matrix.layout is torch.sparse_coo:
+        return [matrix._indices(), matrix._values()]
+    if matrix.layout is torch.sparse_csr:
+        return [matrix.crow_indices(), matrix.col_indices(), matrix.values()]
+    return [matrix.ccol_indices(), matrix.row_indices(), matrix.values()]

@@ -98,7 +98,52 @@ def test_resized_tensor_counts_with_its_new_size() -> None:
         a.untyped_storage().resize_(0)
         torch.ones(7)
 
-    assert memory_of(run).peak_bytes == 11 * F32
+    assert memory_of(run).peak_bytes == (3 + 11) * F32
+
+
+RESIZED: dict[str, tuple[Callable[[torch.Tensor], object], int]] = {
+    "operator": (lambda a: a.resize_(11), 3 + 11),
+    "operator to fewer elements": (lambda a: a.resize_(2), 3),
+    "storage": (lambda a: a.untyped_storage().resize_(11 * F32), 3 + 11),
+    "storage to fewer bytes": (lambda a: a.untyped_storage().resize_(2 * F32), 3 + 2),
+    "released": (lambda a: a.untyped_storage().resize_(0), 3),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("way", RESIZED)
+def test_old_and_new_memory_of_a_resized_tensor_are_there_at_once(way: str, device: str) -> None:
+    """Torch copies what fits."""
+    resize, most = RESIZED[way]
+    memory = memory_of(lambda: resize(torch.ones(3, device=device)))
+    assert memory.peak_bytes == most * F32
+    assert sum(use.bytes for use in memory.at_peak) == most * F32
+
+
+def test_storage_that_is_resized_on_its_own_is_named_at_the_peak() -> None:
+    memory = memory_of(lambda: torch.ones(3).untyped_storage().resize_(11 * F32))
+    assert memory.peak_at is not None
+    assert memory.peak_at.operator == "UntypedStorage.resize_"
+    assert {use.role: use.bytes for use in memory.at_peak} == {
+        "temporaries": 3 * F32, "workspace": 11 * F32,
+    }  # fmt: skip
+
+
+def test_gradients_of_a_parameter_that_is_gone_are_not_those_of_one_at_its_address() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False))
+    data = torch.ones(2, 3)
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model(torch.ones(1, 3)).sum().backward()
+        model(torch.ones(1, 3))  # notes the gradients
+        key, model[0].weight = id(model[0].weight), None  # type: ignore[assignment]
+        tried = []
+        while len(tried) < 10_000 and (not tried or id(tried[-1]) != key):
+            tried.append(nn.Parameter(data))
+        model[0].weight = tried.pop()
+        assert id(model[0].weight) == key
+    memory = counter.profile.root.children[0].memory
+    assert memory is not None
+    assert (memory.own.parameters, memory.own.gradients) == (2 * 3 * F32, 0)
 
 
 def test_sparse_tensor_counts_with_indices_and_values() -> None:

@@ -207,6 +207,19 @@ def test_output_of_a_layer_that_ran_without_the_mode_is_an_activation_of_its_own
     assert profile.memory.peak_at.operator == "aten.mm.default"
 
 
+def test_layer_whose_result_is_viewed_without_a_view_is_not_dispatched_each_time(
+    passed: list[str],
+) -> None:
+    """Without a bias, three dimensions are folded into two and back by ``aten._unsafe_view``."""
+    model = nn.Sequential(nn.Linear(5, 7, bias=False))
+    kept: list[Tensor] = []
+    x = torch.ones(2, 3, 5)
+    profile = followed(model, lambda model: kept.append(model(x)), 4)
+    assert passed == ["0", "0"]
+    assert profile.memory is not None
+    assert profile.memory.peak_bytes == (5 * 7 + 2 * 3 * 5 + 4 * 2 * 3 * 7) * F32
+
+
 NOT_REPEATED: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "results besides its output": (lambda: nn.LayerNorm(5), torch.ones(3, 5)),
     "a copy of its input": (lambda: nn.Linear(5, 7), torch.ones(5, 3, 2).permute(2, 1, 0)),
