@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from dispatch_flops.operators.interrupts import is_of_signal_handler
 if TYPE_CHECKING:
     from dispatch_flops.counting.thread_state import (
         KnownModule,
-        ModulePhase,
         OpenCall,
         ThreadState,
     )
@@ -90,13 +89,13 @@ class _Layer:
             or self.cls.forward is not self.forward
             or _functions[self.name] is not self.function
             or _functions_of_torch.get(self.name) is not self._of_torch
-            or (
-                bool(self.methods)
-                and any(
-                    name in own or getattr(self.cls, name) is not method
-                    for name, method in self.methods.items()
-                )
-            )
+            or (bool(self.methods) and self._is_method_replaced(own))
+        )
+
+    def _is_method_replaced(self, own: Mapping[str, Any]) -> bool:
+        return any(
+            name in own or getattr(self.cls, name) is not method
+            for name, method in self.methods.items()
         )
 
 
@@ -147,8 +146,8 @@ class LayerCall:
 
     kind: its class and shapes. is_same: compares the input and the layer's tensors with its own.
     absent: positions of tensors that the layer did not have. state: what else decides which
-    operators run. costs: empty until the call has ended.
-    memory: what ``LayerMemory`` noted of it. is_dispatched: so are all calls that are like it.
+    operators run. costs: empty until the call has ended. memory: what ``UndispatchedMemory`` noted
+    of it. is_dispatched: so are all calls that are like it.
     """
 
     kind: Any
@@ -176,26 +175,10 @@ def _present(tensors: _Tensors) -> tuple[Tensor, ...]:
     return tuple([tensor for tensor in tensors if tensor is not None])
 
 
-class LayerMemory(Protocol):
-    """Follows the memory of calls of layers, also of those that run without the mode."""
-
-    def before_layer(self) -> Any:
-        """Called before a call that is dispatched, and that later ones may be like."""
-
-    def of_layer(self, before: Any, costs: Costs, output: Any) -> Any:
-        """Return what ``repeat_layer`` is given of that call; None if each is to be dispatched."""
-
-    def repeat_layer(
-        self, noted: Any, module_phase: ModulePhase, tensors: Sequence[Any], output: Any
-    ) -> None:
-        """Note a call that ran without the mode. ``tensors``: its input and the parameters."""
-
-
 class KnownLayers(KnownRuns):
-    """The calls of layers in one run. ``memory``: follows their memory; None if nothing does."""
+    """The calls of layers in one run."""
 
     def __init__(self, own_rules: Mapping[Any, Rule]) -> None:
-        self.memory: LayerMemory | None = None
         self._calls: dict[Any, list[LayerCall]] = {}  # by kind
         self._latest: dict[type, LayerCall] = {}
         super().__init__(own_rules)

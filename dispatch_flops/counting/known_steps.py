@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,7 +25,7 @@ from dispatch_flops.counting.undispatched import (
 )
 
 if TYPE_CHECKING:
-    from dispatch_flops.counting.thread_state import ModulePhase, OpenCall, ThreadState
+    from dispatch_flops.counting.thread_state import OpenCall, ThreadState
     from dispatch_flops.operators.registry import Rule
 
 _share_storage = _torch.share_storage
@@ -86,7 +86,7 @@ class KnownStep:
 
     is_same: compares the tensors that it read and wrote with those of another step. state: what
     else decides which operators run. costs: empty until the step has ended.
-    memory: what ``StepMemory`` noted of it.
+    memory: what ``UndispatchedMemory`` noted of it.
     """
 
     is_same: Callable[..., bool]
@@ -95,24 +95,10 @@ class KnownStep:
     memory: Any = None
 
 
-class StepMemory(Protocol):
-    """Follows the memory of steps, also of those that run without the mode."""
-
-    def before_step(self) -> Any:
-        """Called before a step that is dispatched, and that later ones may be like."""
-
-    def of_step(self, before: Any) -> Any:
-        """Return what ``repeat_step`` is given of that step; None if each is to be dispatched."""
-
-    def repeat_step(self, noted: Any, module_phase: ModulePhase) -> bool:
-        """Note a step that begins; return False, and note nothing, if it is to be dispatched."""
-
-
 class KnownSteps(KnownRuns):
-    """The steps of optimizers in one run. ``memory``: follows theirs; None if nothing does."""
+    """The steps of optimizers in one run."""
 
     def __init__(self, own_rules: Mapping[Any, Rule]) -> None:
-        self.memory: StepMemory | None = None
         self._steps: WeakKeyDictionary[Optimizer, list[KnownStep]] = WeakKeyDictionary()
         super().__init__(own_rules)
 

@@ -43,11 +43,10 @@ from dispatch_flops.counting.first_call import autocast_of, call_facts
 from dispatch_flops.counting.known_layers import (
     LAYERS,
     KnownLayers,
-    LayerMemory,
     begin_layer,
     end_layer,
 )
-from dispatch_flops.counting.known_steps import KnownSteps, StepMemory, end_step
+from dispatch_flops.counting.known_steps import KnownSteps, end_step
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.node_owners import NodeOwners
@@ -66,7 +65,7 @@ from dispatch_flops.counting.thread_state import (
     OpenCall,
     ThreadState,
 )
-from dispatch_flops.counting.undispatched import note_costs
+from dispatch_flops.counting.undispatched import UndispatchedMemory, note_costs
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.wrappers import wrapping_attribute
 from dispatch_flops.profile import OUTSIDE
@@ -135,12 +134,11 @@ class Tracker:
         register_optimizer_step_pre_hook(self.enter_optimizer)
         register_optimizer_step_post_hook(self.leave_optimizer)
 
-    def follow_memory(self, of_layers: LayerMemory, of_steps: StepMemory) -> None:
-        """Have these told of calls of layers, and of steps, that run without the mode."""
-        if self._layers is not None:
-            self._layers.memory = of_layers
-        if self._steps is not None:
-            self._steps.memory = of_steps
+    def follow_memory(self, memory: UndispatchedMemory) -> None:
+        """Have ``memory`` told of calls of layers, and of steps, that run without the mode."""
+        for runs in (self._layers, self._steps):
+            if runs is not None:
+                runs.memory = memory
 
     def join_thread(self, *, is_entered: bool = False) -> ThreadState:
         """Return the state of this thread, whose modules are followed from now on."""

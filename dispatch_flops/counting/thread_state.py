@@ -63,9 +63,8 @@ class OpenCall:
     is_in_hooks: the module's forward has returned, but forward hooks of its own may be running.
     caller: of an optimizer step, what called its last operator.
     new_call: where later calls of a layer, or steps, may be like it; costs_before: the counts of
-        ``module_phase`` when it began, and a copy of them; memory_before: what ``LayerMemory`` or
-        ``StepMemory`` noted then.
-        known_step: the earlier step that it is like.
+        ``module_phase`` when it began, and a copy of them; memory_before: what
+        ``UndispatchedMemory`` noted then; known_step: the earlier step that it is like.
     """
 
     named: ModuleName | None

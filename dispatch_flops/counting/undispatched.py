@@ -9,8 +9,8 @@ cannot be compared is dispatched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -21,7 +21,7 @@ from dispatch_flops.operators.operator_keys import name_of
 from dispatch_flops.operators.registry import Rule
 
 if TYPE_CHECKING:
-    from dispatch_flops.counting.thread_state import OpenCall
+    from dispatch_flops.counting.thread_state import ModulePhase, OpenCall
 
 _number_of_modes = _torch.number_of_modes
 _function_modes = _torch.function_modes
@@ -45,14 +45,40 @@ def runs_plainly() -> bool:
     )
 
 
+class UndispatchedMemory(Protocol):
+    """Follows the memory of calls of layers and of steps, also of those without the mode."""
+
+    def before_layer(self) -> Any:
+        """Called before a layer's call that is dispatched, and that later ones may be like."""
+
+    def of_layer(self, before: Any, costs: Costs, output: Any) -> Any:
+        """Return what ``repeat_layer`` is given of that call; None if each is to be dispatched."""
+
+    def repeat_layer(
+        self, noted: Any, module_phase: ModulePhase, tensors: Sequence[Any], output: Any
+    ) -> None:
+        """Note a call that ran without the mode. ``tensors``: its input and the parameters."""
+
+    def before_step(self) -> Any:
+        """Called before a step that is dispatched, and that later ones may be like."""
+
+    def of_step(self, before: Any) -> Any:
+        """Return what ``repeat_step`` is given of that step; None if each is to be dispatched."""
+
+    def repeat_step(self, noted: Any, module_phase: ModulePhase) -> bool:
+        """Note a step that begins; return False, and note nothing, if it is to be dispatched."""
+
+
 class KnownRuns:
     """Calls that later ones may be like; forgotten when a rule changes.
 
     own_rules: the counter's own. is_on: False where an operator of torch has a formula of the
-    user's, which may ask for anything: then every call is dispatched.
+    user's, which may ask for anything: then every call is dispatched. memory: None if nothing
+    follows it.
     """
 
     def __init__(self, own_rules: Mapping[Any, Rule]) -> None:
+        self.memory: UndispatchedMemory | None = None
         self._own_rules = own_rules
         registry.watch(self)
         self.rules_changed()

@@ -94,7 +94,7 @@ class MemoryMode(CountingMode):
         self._memory = memory
         self._blocks = memory.blocks
         memory.blocks.threads = tracker.local
-        tracker.follow_memory(self, self)
+        tracker.follow_memory(self)
         self._live = memory.blocks.live
         self._on_release = memory.blocks.on_release
         self._kernel = KernelAllocations()
@@ -273,7 +273,7 @@ class MemoryMode(CountingMode):
             plan.calls.clear()  # a later call is to be new: the profiler may be off by then
         return out
 
-    # -- calls of layers; see ``LayerMemory`` -----------------------------------------------------
+    # -- calls of layers, and steps, that run without the mode; see ``UndispatchedMemory`` ---------
 
     def before_layer(self) -> tuple[int, int]:
         """Return the number of allocations and of workspaces so far."""
@@ -309,8 +309,6 @@ class MemoryMode(CountingMode):
         self._blocks.allocated(output.untyped_storage(), peak)
         if peak.device.now > peak.threshold:
             peak.note(peak.device.now, noted.func, self._blocks.allocations)
-
-    # -- steps of optimizers; see ``StepMemory`` --------------------------------------------------
 
     def before_step(self) -> tuple[tuple[int, int], dict[torch.device, int]]:
         """Return what ``before_layer`` does, and the bytes on each device."""
