@@ -1,6 +1,6 @@
 """Instructions that counting adds to small programs: figures that no other process disturbs.
 
-    python benchmarks/instructions.py [--only TEXT]    # needs valgrind and a C compiler
+    python benchmarks/instructions.py [--only PATTERN]    # needs valgrind and a C compiler
 
 The programs of overhead.py, small enough that nearly all they do is Python and dispatch. Callgrind
 counts the instructions of one run, in millions, after runs that have warmed up everything. A run of
@@ -163,23 +163,23 @@ def instructions_of(name: str, library: str, folder: Path) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="programs whose name contains TEXT")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="only programs it matches")
     given = parser.parse_args()
     steady, once = [], []
+    parts = (*COMPARED, "enter", "leave", "profile")
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "requests.c"), str(Path(folder, "requests.so"))
         source.write_text(REQUESTS)
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
-        for name in (name for name in PROGRAMS if given.only in name):
+        for name in filter(re.compile(given.only).search, PROGRAMS):
             found = instructions_of(name, library, Path(folder))
             millions = {what: f"{number / 1e6:.2f}" for what, number in found.items()}
             steady.append([name, *(millions[f"steady/{variant}"] for variant in COMPARED)])
-            parts = (*COMPARED, "enter", "leave", "profile")
             if "one shot/plain" in found:
                 once.append([name, *(millions[f"one shot/{part}"] for part in parts)])
-    print(tabulate(steady, ["steady, millions", *COMPARED]))
+    print(tabulate(steady, ["steady, millions", *COMPARED], floatfmt=".2f"))
     print()
-    print(tabulate(once, ["one shot, millions", *COMPARED, "enter", "leave", "profile"]))
+    print(tabulate(once, ["one shot, millions", *parts], floatfmt=".2f"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Overhead of counting: ratios to the bare program, all variants interleaved in one process.
 
-    python benchmarks/overhead.py [--peers] [--only TEXT] [--rounds N]
+    python benchmarks/overhead.py [--peers] [--only PATTERN] [--rounds N]
     python benchmarks/overhead.py --against REVISION    # see overhead_gate.py
 
 One thread. Each figure is the median of N rounds (5), with the smallest and the largest; within a
@@ -28,6 +28,7 @@ import ctypes
 import functools
 import gc
 import io
+import re
 import statistics
 import subprocess
 import sys
@@ -258,7 +259,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", action="store_true", help="also measure DeepSpeed's profiler")
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="only programs whose name contains TEXT"
+        "--only", default="", metavar="PATTERN", help="only programs whose name matches PATTERN"
     )
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="repetitions of it all")
     parser.add_argument(
@@ -271,7 +272,8 @@ def main() -> int:
         return compare(given.against, given.only)
     torch.set_num_threads(1)
     keep_freed_memory()
-    programs = {name: program for name, program in workloads().items() if given.only in name}
+    matches = re.compile(given.only).search
+    programs = {name: program for name, program in workloads().items() if matches(name)}
     rows = []
     for name, (model, run, repeats) in programs.items():
         rounds = [steady(run, variants(model), repeats) for _ in range(given.rounds)]

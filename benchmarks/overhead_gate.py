@@ -1,6 +1,6 @@
 """Overhead of the working tree against another revision's, in one interleaved run.
 
-    python benchmarks/overhead.py --against REVISION [--only TEXT]
+    python benchmarks/overhead.py --against REVISION [--only PATTERN]
 
 Two processes, one per import root, run the same programs in turns on one core. What counts is the
 processor time that counting adds to the bare program, which runs just before it: the median over
@@ -15,6 +15,7 @@ import gc
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -189,7 +190,7 @@ def compare(revision: str, only: str = "") -> int:
     core = max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     rows, slower = [], []
     with revision_root(revision) as root:
-        for program in (name for name in PROGRAMS if only in name):
+        for program in filter(re.compile(only).search, PROGRAMS):
             for measure in (name for name in MEASURES if name != "plain"):
                 compared = (root, ROOT), core, program, measure
                 before, after = added_seconds(*compared, rounds=ROUNDS)
