@@ -35,6 +35,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -776,17 +777,16 @@ def remove_global_hooks(*hooks: Callable[..., Any]) -> None:
                 table.pop(key, None)
 
 
-def call_hooks(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
-    """Return a module's tables of forward pre-hooks, of those that take kwargs, and of hooks.
+# A module's tables of forward pre-hooks, of those that take kwargs, and of forward hooks.
+# Public: registration and the handle's ``remove``, which together take 2 us for each hook.
+call_hooks: Callable[[torch.nn.Module], tuple[dict[int, Any], dict[int, Any], dict[int, Any]]] = (
+    attrgetter("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks")
+)
 
-    Public: registration and the handle's ``remove``, which together take 2 us for each hook.
-    """
-    return module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, module._forward_hooks
-
-
-def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Return an optimizer's tables of step pre-hooks and post-hooks; public as for a module's."""
-    return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+# An optimizer's tables of step pre-hooks and post-hooks; public as for a module's.
+step_hooks: Callable[[torch.optim.Optimizer], tuple[dict[int, Any], dict[int, Any]]] = attrgetter(
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+)
 
 
 # The tables of the hooks of all optimizers; public as for a module's.

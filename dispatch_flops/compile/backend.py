@@ -230,7 +230,7 @@ class CountingBackend(MeteredRun):
         with _torch.modes_disabled():
             costs = costs_by_phase(self.graphs, new)
             parts = self._step_parts.of(new, left_eager)
-        self._totals.add((parts, None if has_compiled else seconds, *size))
+        self._totals.add(parts, None if has_compiled else seconds, *size)
         return Step(costs=costs, seconds=seconds, uncounted=self._report_uncounted(new, left_eager))
 
     def _parts(self) -> Iterable[Part]:

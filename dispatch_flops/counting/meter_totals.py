@@ -55,20 +55,20 @@ class MeterTotals:
         self._earlier_timed: Amounts = Counter()
         self._earlier_is_estimate = False
 
-    def add(self, record: StepRecord) -> None:
+    def add(
+        self, parts: tuple[Part, ...], seconds: float | None, samples: int, tokens: int
+    ) -> None:
         """Add a step; its time counts for nothing if the clock was set back in it."""
-        parts, seconds, samples, tokens = record
-        if seconds is not None and not seconds >= 0:  # NaN, too
-            seconds = None
-        self.recent.append((parts, seconds, samples, tokens))
-        self.steps += 1
-        self.samples += samples
-        self.tokens += tokens
-        is_timed = seconds is not None
-        if seconds is not None:
+        is_timed = False
+        if seconds is not None and seconds >= 0:  # not NaN
+            is_timed = True
             self.timed_steps += 1
             self.timed_tokens += tokens
             self.seconds += seconds
+        self.recent.append((parts, seconds if is_timed else None, samples, tokens))
+        self.steps += 1
+        self.samples += samples
+        self.tokens += tokens
         for part in parts:
             part.runs += 1
             part.timed_runs += is_timed
@@ -197,6 +197,8 @@ def sample_count(samples: Any, name: str = "samples") -> int | None:
     """Return ``samples`` as an int; raise ConfigError if it is not a count."""
     if samples is None:
         return None
+    if samples.__class__ is int and samples >= 0:
+        return samples  # type: ignore[no-any-return]
     try:
         count = -1 if isinstance(samples, bool) else operator.index(samples)
     except TypeError:

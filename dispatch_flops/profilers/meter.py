@@ -41,6 +41,8 @@ from dispatch_flops.profilers.step_schedule import next_verified
 from dispatch_flops.profilers.step_signature import call_signature, optimizer_signature
 from dispatch_flops.timing.devices import Now, checked_clock
 
+_NO_SIZE = (0, 0)
+
 
 class FlopMeter(MeteredRun):
     """Meter of the FLOPs, FLOP/s and MFU of every step of an eager run.
@@ -142,7 +144,7 @@ class FlopMeter(MeteredRun):
         self._step: RunningStep | None = None
         self._thread = 0  # that of the step
         self._begun_s = 0.0
-        self._size = (0, 0)  # samples and tokens of the next block
+        self._size = _NO_SIZE  # samples and tokens of the next block
         self._stated = 0  # inputs of ``note_batch``, until the model is called
         self.is_timed = True
         self._stepping: FrameKey  # of the optimizer's step that runs, after ``start``
@@ -184,7 +186,9 @@ class FlopMeter(MeteredRun):
         """
         if not (inputs is None or isinstance(inputs, (tuple, list))):
             raise TargetError(f"inputs is of type {type(inputs).__name__}; pass a tuple, as (x,)")
-        self.note_size(samples, tokens)
+        self._size = _NO_SIZE
+        if samples is not None or tokens is not None:
+            self.note_size(samples, tokens)
         return _Block(self, inputs)
 
     def note_size(self, samples: int | None = None, tokens: int | None = None) -> None:
@@ -236,24 +240,6 @@ class FlopMeter(MeteredRun):
                 "this FlopMeter is active already: leave its step() block, or stop() it, first"
             )
 
-    def _enter(self, block: _Block) -> None:
-        self._check_inactive()
-        block.number = self._entered = self._entered + 1
-        try:
-            self._counter.note_modes()
-            self._hooks.install()
-            self._begin(block.inputs)
-        except BaseException:
-            self._drop()
-            raise
-
-    def _leave(self, *, raised: bool) -> None:
-        try:
-            if not raised and self._step is not None:
-                self._end()
-        finally:
-            self._drop()
-
     def _begin(self, inputs: tuple[Any, ...] | None = None) -> None:
         self._thread = get_ident()
         number, states = self._totals.steps + 1, self._states
@@ -262,9 +248,9 @@ class FlopMeter(MeteredRun):
         is_whole = number == self._verified_at
         if states.blocked:
             is_whole = states.asks_for_whole_step() or is_whole
-        if self._counter.is_running:  # since an earlier step
+        if self._counter.session is not None:  # since an earlier step
             self._counter.discard()
-            is_whole = self._counter.is_running or is_whole
+            is_whole = self._counter.session is not None or is_whole
         self._step = step = RunningStep(states, self._positions, self._counter, is_whole)
         self._stated = 0
         if inputs is not None:
@@ -286,7 +272,7 @@ class FlopMeter(MeteredRun):
         seconds = self._now() - self._begun_s
         segments = step.end()
         is_rated = self.is_timed and not step.was_counted
-        self._totals.add((segments, seconds if is_rated else None, *self._size))
+        self._totals.add(segments, seconds if is_rated else None, *self._size)
         if not step.is_known:
             step.commit(self._totals.steps)
             if self._states.due:
@@ -307,7 +293,8 @@ class FlopMeter(MeteredRun):
         """Forget an unfinished step, and remove the hooks."""
         self._step = None
         try:
-            self._counter.abandon()
+            if self._counter.session is not None:
+                self._counter.abandon()
         finally:
             self._hooks.remove()
 
@@ -451,7 +438,16 @@ class _Block:
         self.number: int = 0
 
     def __enter__(self) -> None:
-        self._meter._enter(self)
+        meter = self._meter
+        meter._check_inactive()
+        self.number = meter._entered = meter._entered + 1
+        try:
+            meter._counter.note_modes()
+            meter._hooks.install()
+            meter._begin(self.inputs)
+        except BaseException:
+            meter._drop()
+            raise
 
     def __exit__(
         self,
@@ -459,7 +455,12 @@ class _Block:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._meter._leave(raised=kind is not None)
+        meter = self._meter
+        try:
+            if kind is None and meter._step is not None:
+                meter._end()
+        finally:
+            meter._drop()
         self.number = 0
 
     def __del__(self) -> None:

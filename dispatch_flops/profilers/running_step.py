@@ -38,7 +38,10 @@ from dispatch_flops.profilers.step_signature import OPAQUE
 
 
 class StepCounter:
-    """Counter that is entered at an event of a step and left at a later one."""
+    """Counter that is entered at an event of a step and left at a later one.
+
+    session: the one that counts, from ``start`` on until counting has stopped; else None.
+    """
 
     def __init__(
         self, model: nn.Module, conventions: Conventions, own_rules: Mapping[Any, Rule]
@@ -46,7 +49,7 @@ class StepCounter:
         self._model = model
         self._conventions = conventions
         self._own_rules = own_rules
-        self._session: Session | None = None
+        self.session: Session | None = None
         self._taken: Amounts = Counter()  # what earlier segments of this session cost
         self._has_warned = False
         self._within: tuple[int, ...] = ()
@@ -61,7 +64,7 @@ class StepCounter:
 
     def start(self) -> Session | None:
         """Start counting; return the session, or None if it runs already."""
-        if self._session is not None:
+        if self.session is not None:
             return None
         session = Session(
             (self._model,),
@@ -70,18 +73,13 @@ class StepCounter:
             is_timed=False,
             within=self._within,
         )
-        self._session, self._taken = session, Counter()
+        self.session, self._taken = session, Counter()
         try:
             session.open()
         except BaseException:
             self.stop()
             raise
         return session
-
-    @property
-    def is_running(self) -> bool:
-        """True from ``start`` on, until counting has stopped."""
-        return self._session is not None
 
     def can_start(self) -> bool:
         """Return True where counting can start, or runs already.
@@ -90,16 +88,16 @@ class StepCounter:
         are too short.
         """
         here = _torch.ModeScope.here()
-        return self._session is not None or not (here.is_compiled or here.graph_task >= 0)
+        return self.session is not None or not (here.is_compiled or here.graph_task >= 0)
 
     def take(self) -> Amounts | None:
         """Return what was counted since the last ``take``; None if nothing, or not all of it."""
-        if self._session is None:
+        if self.session is None:
             return None
-        if self._session.has_missed:
+        if self.session.has_missed:
             self.abandon()
             return None
-        calls = self._session.calls()
+        calls = self.session.calls()
         total = amounts_of(calls)
         found, self._taken = total - self._taken, total
         unknown = sorted(str(key[1]) for key in found if key[-1] == UNCOUNTED)
@@ -118,7 +116,7 @@ class StepCounter:
         is_end: the step ends, so all scopes that were entered in it have ended. Within a step, one
         inference mode cannot be told from another.
         """
-        session = self._session
+        session = self.session
         if session is None or not session.can_close:
             return
         if is_end or not (session.scope.is_inference or _torch.ModeScope.here().is_inference):
@@ -131,15 +129,15 @@ class StepCounter:
 
     def stop(self) -> None:
         """Stop counting."""
-        if self._session is not None:
-            self._session.end()
-            self._session = None
+        if self.session is not None:
+            self.session.end()
+            self.session = None
 
     def abandon(self) -> None:
         """Stop counting, also if another thread counts."""
-        if self._session is not None:
-            self._session.abandon()
-            self._session = None
+        if self.session is not None:
+            self.session.abandon()
+            self.session = None
 
 
 class RunningStep:
