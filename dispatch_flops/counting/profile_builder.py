@@ -98,28 +98,29 @@ class ProfileBuilder:
             and (fqn not in names.by_fqn or names.by_fqn[fqn].parent is None)
         ]
         self._canonical = {fqn: named.canonical() for fqn, named in list(names.by_fqn.items())}
+        # A module has the same parameters under all its names: the canonical name holds them.
+        self._holders: dict[str, ModuleName | str] = {
+            fqn: self._canonical.get(fqn, fqn) for fqn in self._children
+        }
         self._params = self._count_params()
 
     def _count_params(self) -> dict[ModuleName | str, ParameterCounts]:
         """Return the counts of every module, and of parts of the outside that are not modules."""
-        # A module has the same parameters under all its names: the canonical name holds them.
+        holders = self._holders
         held: dict[ModuleName | str, dict[ModuleName | str, None]] = {
-            self._holder(fqn): {} for fqn in self._children
+            holder: {} for holder in holders.values()
         }
         own: dict[ModuleName | str, tuple[ParameterFacts, ...]] = {}
         for fqn, children in self._children.items():
-            held[self._holder(fqn)].update((self._holder(child), None) for child in children)
+            held[holders[fqn]].update((holders[child], None) for child in children)
         for holder, below in held.items():
             if isinstance(holder, ModuleName):
                 own[holder] = holder.facts.parameters
                 held_elsewhere = (named.canonical() for named in holder.held_elsewhere)
                 below.update((named, None) for named in held_elsewhere if named in held)
         if not self._names.has_single_root:
-            held[""] = {self._holder(root.fqn): None for root in self._names.roots}
+            held[""] = {holders[root.fqn]: None for root in self._names.roots}
         return count_held(held, own, self._used_params)
-
-    def _holder(self, fqn: str) -> ModuleName | str:
-        return self._canonical.get(fqn, fqn)
 
     def ran_elsewhere(self) -> tuple[str, ...]:
         """Return the fqns that were not called, of modules that took part under another fqn.
@@ -184,7 +185,7 @@ class ProfileBuilder:
     ) -> ModuleNode:
         ops = tuple(sorted(self._ops.get(fqn, ()), key=_order))
         shown = self.shown(fqn)
-        params = self._params[self._holder(fqn)]
+        params = self._params[self._holders[fqn]]
         parent = named.parent.fqn if named is not None and named.parent is not None else OUTSIDE
         name = fqn[len(parent) + 1 :] if fqn.startswith(f"{parent}.") else shown
         return ModuleNode(

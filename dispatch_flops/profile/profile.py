@@ -292,10 +292,15 @@ class Profile:
         Raises InconsistentProfileError naming the first module that is wrong.
         """
         seen: set[str] = set()
+        checked: set[int] = set()
         elsewhere = params_outside(self.root, self.outside)
         for node in self.nodes():
             known = node.fqn in seen
-            wrong = ["another module has that name"] if known else flaws(node, elsewhere[id(node)])
+            wrong = (
+                ["another module has that name"]
+                if known
+                else flaws(node, elsewhere[id(node)], checked)
+            )
             for flaw in wrong:
                 raise InconsistentProfileError(f"{node.fqn!r}: {flaw}")
             seen.add(node.fqn)

@@ -28,15 +28,19 @@ def params_outside(*roots: ModuleNode) -> dict[int, int]:
     return {node: everywhere - params for node, params in within.items()}
 
 
-def flaws(node: ModuleNode, params_elsewhere: int) -> Iterator[str]:
+def flaws(node: ModuleNode, params_elsewhere: int, checked: set[int]) -> Iterator[str]:
     """Yield what is wrong with the node itself and against its children.
 
-    params_elsewhere: own parameters of all nodes that are not at or below it.
+    params_elsewhere: own parameters of all nodes that are not at or below it. checked: ids of the
+    operators that were checked in other nodes, for modules that are alike share theirs.
     """
-    yield from _wrong_totals(node)
-    for name, count in zip(_COUNTS, _counts_of(node), strict=True):
-        if not _is_count(count):
-            yield f"{name} = {count!r} is not a count"
+    if "_totals" in node.__dict__:  # else not computed yet; they will be the sums
+        yield from _wrong_totals(node)
+    counts = _counts_of(node)
+    if not all(map(_is_count, counts)):
+        for name, count in zip(_COUNTS, counts, strict=True):
+            if not _is_count(count):
+                yield f"{name} = {count!r} is not a count"
     if node.tokens is not None and not _is_count(node.tokens):
         yield f"tokens = {node.tokens!r} is not a count"
     below = [child.total_params for child in node.children]
@@ -50,11 +54,14 @@ def flaws(node: ModuleNode, params_elsewhere: int) -> Iterator[str]:
     local = node.local_params
     if local is not None and not (_is_count(local) and local <= node.total_params):
         yield f"local_params = {local!r} are not a part of {node.total_params}"
-    yield from flaws_of_seconds((*node.seconds.values(), node.latency_spread_s))
+    if node.seconds or node.latency_spread_s is not None:
+        yield from flaws_of_seconds((*node.seconds.values(), node.latency_spread_s))
     if node.memory is not None:
         yield from _flaws_of_held(node.memory)
     for op in node.ops:
-        yield from _flaws_of_op(op)
+        if id(op) not in checked:
+            checked.add(id(op))
+            yield from _flaws_of_op(op)
 
 
 def flaws_of_seconds(readings: Iterable[float | None]) -> Iterator[str]:
@@ -106,10 +113,7 @@ def _flaws_of_held(memory: ModuleMemory) -> Iterator[str]:
 
 
 def _wrong_totals(node: ModuleNode) -> Iterator[str]:
-    totals = node.__dict__.get("_totals")
-    if totals is None:  # not computed yet; they will be the sums
-        return
-    parts = sum_of_parts(node)
+    totals, parts = node._totals, sum_of_parts(node)
     if totals != parts:
         for phase in {**totals, **parts}:
             total, expected = totals.get(phase, ZERO), parts.get(phase, ZERO)
