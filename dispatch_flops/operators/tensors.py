@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -55,15 +55,22 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield every tensor in nested lists, tuples, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name, None))
+        return
+    for part in _parts_of(value):
+        if isinstance(part, torch.Tensor):  # most parts: a generator for each takes longer
+            yield part
+        else:
+            yield from tensors_in(part)
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, Mapping):
+        return value.values()
+    if dataclasses.is_dataclass(value):
+        return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    return ()
 
 
 def is_int(value: Any) -> bool:
