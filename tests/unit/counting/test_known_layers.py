@@ -857,7 +857,9 @@ def interrupting() -> Iterator[Callable[[nn.Module], None]]:
         sys.setprofile(interrupt)
         model(x)
 
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     yield run
+    signal.signal(signal.SIGINT, handler)
     sys.setprofile(None)
 
 

@@ -530,7 +530,9 @@ def interrupting() -> Iterator[Callable[[Optimizer], None]]:
         sys.setprofile(interrupt)
         optimizer.step()
 
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     yield run
+    signal.signal(signal.SIGINT, handler)
     sys.setprofile(None)
 
 
