@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from dispatch_flops.operators.numbers import number_keys
+from dispatch_flops.operators.numbers import NumberKeys, number_keys
 from dispatch_flops.operators.registry import Rule
 
 PROBES: Mapping[type, tuple[Any, ...]] = {
@@ -34,7 +34,8 @@ def probe_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _with_other_numbers(op: Any, rule: Rule, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
     keys = number_keys(op, rule)
-    for kind in PROBES.keys() - keys.by_value:
+    numbers = _types_of_numbers((*args, *kwargs.values()), keys)
+    for kind in (PROBES.keys() - keys.by_value).intersection(numbers):
         for probe in PROBES[kind]:
             if probe in keys.told_apart:
                 continue
@@ -47,3 +48,12 @@ def _with_other_numbers(op: Any, rule: Rule, args: Any, kwargs: Any) -> Iterator
                 return value
 
             yield tuple(map(swap, args)), {name: swap(value) for name, value in kwargs.items()}
+
+
+def _types_of_numbers(values: Iterable[Any], keys: NumberKeys) -> Iterator[type]:
+    """Yield the types of the numbers that others may stand for: most calls have none."""
+    for value in values:
+        if isinstance(value, (list, tuple)) and keys.in_lists:
+            yield from _types_of_numbers(value, keys)
+        elif value.__class__ in PROBES and value not in keys.told_apart:
+            yield value.__class__
