@@ -270,6 +270,8 @@ class RunningStep:
         """
         for segment, amounts in self._counted:
             segment.add_counted(amounts)
+            if segment.whole is not None:
+                segment.whole.add_runs_of(segment)
             segment.state.note_counted(segment)
             self._states.note_counted(segment.state)
         unknown = [one for one in self._at.segments if one.is_inferred]
@@ -285,6 +287,8 @@ class RunningStep:
         segments, open_calls = at.segments, at.open_calls
         if at.state is not None:
             segment = at.state.ended_by(event)
+            if at.state.is_opaque and amounts is not None:
+                segment = segment.apart()  # its own cost, for the last step and the window
             segments = (*segments, segment)
             if amounts is not None:
                 self._counted.append((segment, amounts))

@@ -38,6 +38,7 @@ class Segment:
     """What runs between a state and one of the events that can end it.
 
     first: the segment of the first runs, if these are later ones; they were counted.
+    whole: the segment of all runs, if this is one of those that cost what no other tells.
     runs: how often it ran; timed_runs: of these, the ones in steps that were not counted at all.
     counted: amounts of the runs that were counted, of which there are ``counted_runs``.
     varies: two counted runs had different costs. is_sample: the counted runs are those after that.
@@ -48,6 +49,7 @@ class Segment:
     state: State
     event: Hashable
     first: Segment | None = None
+    whole: Segment | None = None
     runs: int = 0
     timed_runs: int = 0
     counted: Amounts = field(default_factory=Counter)
@@ -66,6 +68,20 @@ class Segment:
             self.varies = not self.costs(amounts, runs=1)
         self.counted.update(amounts)
         self.counted_runs += 1
+        self.runs_backward = has_backward(self.counted)
+
+    def apart(self) -> Segment:
+        """Return a segment for one run of this one; ``whole.add_runs_of`` adds it."""
+        return Segment(self.state, self.event, whole=self)
+
+    def add_runs_of(self, other: Segment) -> None:
+        """Add the runs of another segment, which costs the same or is one counted run."""
+        self.runs += other.runs
+        self.timed_runs += other.timed_runs
+        self.counted.update(other.counted)
+        self.counted_runs += other.counted_runs
+        self.varies = self.varies or other.varies
+        self.is_sample = self.is_sample or other.is_sample
         self.runs_backward = has_backward(self.counted)
 
     def costs(self, amounts: Amounts, runs: int) -> bool:
@@ -196,13 +212,7 @@ class State:
         for segment in other.all_segments():
             own = self.ended_by(segment.event)
             own = own.first if segment.is_exact and own.first is not None else own
-            own.runs += segment.runs
-            own.timed_runs += segment.timed_runs
-            own.counted.update(segment.counted)
-            own.counted_runs += segment.counted_runs
-            own.varies = own.varies or segment.varies
-            own.is_sample = own.is_sample or segment.is_sample
-            own.runs_backward = has_backward(own.counted)
+            own.add_runs_of(segment)
         self.tries = max(self.tries, other.tries)
         self.after_skipping.update(other.after_skipping)
         other.segments = self.segments

@@ -415,6 +415,24 @@ def test_input_that_only_its_data_describe_is_counted_every_time() -> None:
     assert not meter.is_estimate
 
 
+def test_steps_that_are_counted_every_time_have_costs_of_their_own() -> None:
+    """The last step and the window show their own costs, not the mean of all steps."""
+
+    class Chosen(nn.Linear):
+        def forward(self, x: torch.Tensor, kept: set[int]) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x[: len(kept)])
+
+    model = Chosen(IN, OUT, bias=False)
+    meter = FlopMeter(model, verify_every=0, window=2)
+    for rows in SHAPES:
+        with meter.step(), torch.no_grad():
+            model(torch.ones(max(SHAPES), IN), set(range(rows)))
+        assert meter.last_step.total_flops == 2 * rows * IN * OUT
+    assert meter.window.total_flops == 2 * sum(SHAPES[1:]) * IN * OUT
+    assert meter.total_flops == 2 * sum(SHAPES) * IN * OUT
+    assert not meter.is_estimate
+
+
 def test_step_without_a_call_of_the_model_is_always_counted(model: Net, optimizer: Any) -> None:
     meter = FlopMeter(model, optimizer, verify_every=0)
     rows = [2, 2, 11, 2]
