@@ -178,7 +178,8 @@ class OperatorLocator:
     def _note_backward(self, thread: ThreadState) -> None:
         if not thread.is_entered and self._owners.home is not None:
             thread = self._owners.home
-        is_outside = len(thread.stack) == 1
+        # The closure of an optimizer's step runs a backward pass outside of modules, too.
+        is_outside = len(thread.stack) == 1 or all(call.has_closure for call in thread.stack[1:])
         if thread.current is not None or (is_outside and not thread.is_after_backward):
             thread.current = None
             if is_outside:

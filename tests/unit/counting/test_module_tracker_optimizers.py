@@ -145,6 +145,32 @@ def test_closure_within_a_step_is_forward_and_backward_of_the_model(model: nn.Mo
     assert profile.root.active_params == N
 
 
+@pytest.mark.parametrize("has_closure", [False, True])
+def test_average_of_parameters_after_a_step_is_of_its_phase(
+    model: nn.Module, has_closure: bool
+) -> None:
+    """Also where the backward pass runs in the closure of the step."""
+    optimizer, averages = torch.optim.SGD(model.parameters(), lr=0.1), [torch.zeros(5, 3)]
+
+    def closure() -> Tensor:
+        loss = model(rows(2, 3)).sum()
+        loss.backward()
+        return loss
+
+    def run() -> None:
+        if has_closure:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+        with torch.no_grad():
+            averages[0].mul_(0.5)
+
+    profile = profile_of(run, model=model)
+    assert profile.node(AFTER_BACKWARD).own("optimizer").flops == 5 * 3
+    assert profile.total("optimizer").flops == 2 * N + 5 * 3
+
+
 def test_step_in_a_gradient_hook_is_optimizer(model: nn.Module) -> None:
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
 
