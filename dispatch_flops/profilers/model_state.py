@@ -36,12 +36,15 @@ class ModelState:
         """Return which modules there are, their flags, and what each parameter is like.
 
         Of a parameter that is whether it requires a gradient, whether it has one, and whether it
-        is the result of a computation, as under ``torch.func.functional_call``.
+        is the result of a computation, as under ``torch.func.functional_call``. The dtype is that
+        of the first one: a model is converted as a whole, and inputs such as ids stay as they are.
         """
         if self._children_now() != self._children or [*map(len, self._attributes)] != self._sizes:
             self._read()
+        held, name = self._first
         return (
             self._structure,
+            getattr(held[name], "dtype", None) if name in held else None,
             bytes(
                 [
                     1 if (value := held.get(name)) is True else 2 if value is None else 0
@@ -86,5 +89,12 @@ class ModelState:
             for name, value in held.items()
             if (value is True or value is False or value is None) and name not in _OWN
         ]
+        parameters = (
+            (held["_parameters"], name)
+            for held in self._attributes
+            for name, value in held["_parameters"].items()
+            if value is not None and value.is_floating_point()
+        )
+        self._first: tuple[dict[str, Any], str] = next(parameters, ({}, ""))
         # The training flags of modules that torch.jit holds outside Python.
         self._scripted = [one for one in modules if "training" not in vars(one)]

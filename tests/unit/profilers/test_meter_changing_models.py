@@ -167,6 +167,22 @@ def test_forward_of_a_module_that_is_replaced_is_counted() -> None:
     assert meter.run.timed_steps == 5 - 2 - 1  # as above
 
 
+@pytest.mark.parametrize("is_scripted", [False, True])
+def test_dtype_of_the_model_belongs_to_the_signature(*, is_scripted: bool) -> None:
+    """Inputs such as ids do not show it."""
+    model: Any = nn.Sequential(nn.Embedding(11, IN), nn.Linear(IN, OUT, bias=False))
+    model = torch.jit.script(model) if is_scripted else model
+    meter = FlopMeter(model, verify_every=0)
+    for dtype in (torch.float32, torch.float32, torch.bfloat16, torch.float64, torch.bfloat16):
+        model.to(dtype)
+        with meter.step(), torch.no_grad():
+            model(torch.arange(B))
+    by_dtype = {op.dtype: op.cost.flops for op in meter.run.operators if op.cost and op.cost.flops}
+    products = 2 * B * IN * OUT
+    assert by_dtype == {"float32": 2 * products, "bfloat16": 2 * products, "float64": products}
+    assert not meter.is_estimate
+
+
 def test_training_flag_of_a_scripted_module_belongs_to_the_signature() -> None:
     model = nn.Sequential(torch.jit.script(nn.Dropout()), nn.Linear(IN, OUT, bias=False))
     meter, multiplications = FlopMeter(model, verify_every=0), 2 * B * IN
