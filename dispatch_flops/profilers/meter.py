@@ -85,6 +85,8 @@ class FlopMeter(MeteredRun):
 
     What follows a call may depend on earlier calls of the step. It is counted after each other
     history of calls, until three of them have cost the same; others are then taken to cost that.
+    What precedes a call may depend on its inputs, such as the preparation of data: it is told apart
+    by them if it costs something before the first call of a step.
 
     A step that an exception leaves is not part of any figure. Code that ``torch.compile`` has
     compiled runs eagerly while a step is counted; ``counting_backend`` counts it as it runs. Pass

@@ -32,6 +32,7 @@ from dispatch_flops.profilers.step_costs import (
     Segment,
     State,
     States,
+    call_of_any_inputs,
 )
 from dispatch_flops.profilers.step_positions import KnownPositions, Position
 from dispatch_flops.profilers.step_signature import OPAQUE
@@ -193,8 +194,9 @@ class RunningStep:
         if found is not None:
             self._at = found
             return
-        is_first = self._at.state is self._states.find(BEGIN)
-        at = self._after_segment(event if is_first else (CALL, *_apart_from_inputs(signature)))
+        begin = self._states.find(BEGIN)
+        is_told_apart = self._at.state is begin or begin.prepares(self._counted)
+        at = self._after_segment(event if is_told_apart else call_of_any_inputs(event))
         at.is_opaque = at.is_opaque or signature is OPAQUE
         running = at.running_optimizers
         key = (CALL, len(at.segments), at.open_calls, signature, running)
@@ -349,14 +351,6 @@ def _had_backward(segment: Segment, amounts: Amounts | None) -> bool:
     if segment.known.counted_runs:
         return segment.known.runs_backward
     return any(one.runs_backward for one in segment.state.known_segments())
-
-
-def _apart_from_inputs(signature: Any) -> tuple[Hashable, ...]:
-    """Return what a call shows of the work before it, such as which parameters have gradients.
-
-    Its inputs are of the work to come, and micro-batches of varying shapes follow in any order.
-    """
-    return () if signature is OPAQUE else signature[1:]  # type: ignore[no-any-return]
 
 
 def _needs_gradient(signature: Any) -> bool:

@@ -9,7 +9,9 @@ What follows an event may also depend on what came before it in the step: a targ
 call computed, or the outputs of all micro-batches. So a state has a key, which is what the cost
 nearly always depends on, such as the last call, and a history, which is all events. Each history is
 counted, until as many as ``_ALIKE`` of one key have cost the same. From then on the key alone tells
-the cost: micro-batches of varying shapes make new histories in every step.
+the cost: micro-batches of varying shapes make new histories in every step. For the same reason what
+runs before a later call than the first is not told apart by the inputs of that call, unless work
+before the first calls of steps shows that data are prepared there.
 
 The first run of a segment may do what no later one does, such as fill a cache. It is a segment of
 its own as soon as a second run is met, which is taken to cost the same until one is counted.
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeGuard
 
 from dispatch_flops.counting.amounts import UNCOUNTED, Amounts, flops_of, has_backward
 
@@ -31,6 +33,21 @@ _COMPARED: Final = ("macs", "flops", UNCOUNTED)
 _TRIES: Final = 10
 _LIMIT: Final = 4096  # states before all are forgotten; each takes about 2 KB
 _ALIKE: Final = 3  # histories that are counted before others are taken to cost the same
+
+
+def call_of_any_inputs(event: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    """Return what stands for a call, ``(CALL, signature)``, and for others with other inputs.
+
+    It shows of the work before the call what the model shows, such as which parameters have
+    gradients. The inputs are of the work to come, and micro-batches of varying shapes follow in any
+    order. Only where data are prepared in the step is work before the call on them, too.
+    """
+    signature = event[1]
+    return (CALL, *signature[1:]) if isinstance(signature, tuple) else (CALL,)
+
+
+def _is_call(event: Hashable) -> TypeGuard[tuple[Hashable, ...]]:
+    return isinstance(event, tuple) and event[0] == CALL
 
 
 @dataclass(slots=True, eq=False)
@@ -136,8 +153,7 @@ class Segment:
         What runs before the first call, such as the preparation of data, is taken as 0 for a new
         signature if it was 0 for all others, and these were as many as ``_TRIES``.
         """
-        is_before_call = isinstance(self.event, tuple) and self.event[0] == CALL
-        is_preparation = self.state.key == BEGIN and is_before_call
+        is_preparation = self.state.key == BEGIN and _is_call(self.event)
         return not self.known.counted_runs and not (
             is_preparation and self.state.free_segments >= _TRIES
         )
@@ -207,6 +223,20 @@ class State:
                 yield segment.first
             yield segment
 
+    def prepares(self, counted: Iterable[tuple[Segment, Amounts]]) -> bool:
+        """Return True if data may be prepared in this state, the one before the first call.
+
+        It then costs something, and not the same for all calls. counted: segments of the step that
+        runs, of which nothing else is known yet.
+        """
+        if self.free_segments:
+            return False
+        known = [one for one in self.known_segments() if _is_call(one.event)]
+        if not known:
+            return any(one.state is self and flops_of(amounts) for one, amounts in counted)
+        first, *others = known
+        return not others or not all(one.costs(first.counted, first.counted_runs) for one in others)
+
     def add_runs_of(self, other: State) -> None:
         """Add the runs of a state that costs the same."""
         for segment in other.all_segments():
@@ -222,12 +252,27 @@ class State:
 
         If a run cost something else than the first one, the next tells which of them was special.
         """
+        self._merge_calls_like(segment)
         segments, known = self.segments.values(), self.known_segments()
         is_known = all(one.known.counted_runs or not one.runs for one in segments)
         self.free_segments = 0 if any(flops_of(one.counted) for one in known) else len(known)
         self.tries = 0 if is_known else max(0, self.tries - 1)
         if segment.differs:
             self.tries = max(1, self.tries)
+
+    def _merge_calls_like(self, segment: Segment) -> None:
+        """Add runs that calls of one kind ended while these were told apart by their inputs."""
+        if not _is_call(segment.event) or len(segment.event) == 2:
+            return
+        for event, other in [*self.segments.items()]:
+            if (
+                _is_call(event)
+                and len(event) == 2
+                and call_of_any_inputs(event) == segment.event
+                and not other.known.counted_runs
+            ):
+                del self.segments[event]
+                segment.add_runs_of(other)
 
     def note_unknown(self) -> bool:
         """Note that a segment ran whose cost had to be inferred; return True if it is asked for.

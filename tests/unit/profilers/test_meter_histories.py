@@ -93,6 +93,38 @@ def test_histories_that_do_not_matter_are_counted_a_few_times() -> None:
     assert len(parts) == len(OTHERS) * (1 + 4)  # before and after calls
 
 
+@pytest.mark.parametrize("first", [None, OTHERS[0]])
+def test_data_of_each_micro_batch_may_be_prepared_in_the_block(first: int | None) -> None:
+    """A frozen teacher is called before the model, on the same rows: all batches, or the first
+    alone, come in several shapes."""
+    model, teacher = nn.Linear(IN, OUT, bias=False), nn.Linear(IN, OUT, bias=False)
+    meter, expected, rng = FlopMeter(model, verify_every=0), 0, random.Random(0)
+    for _ in range(99):
+        batches = [first or rng.choice(OTHERS), rng.choice(OTHERS), rng.choice(OTHERS)]
+        with meter.step(), torch.no_grad():
+            for rows in batches:
+                teacher(torch.ones(rows, IN))
+                model(torch.ones(rows, IN))
+        expected += 2 * sum(map(forward, batches))
+    assert meter.total_flops == expected
+    assert not meter.is_estimate
+
+
+def test_equal_work_before_all_calls_is_no_preparation_of_data() -> None:
+    """Until a second shape comes first, it may be one; what ran until then is known later, too."""
+    model, rng = nn.Linear(IN, OUT, bias=False), random.Random(0)
+    meter, expected = FlopMeter(model, verify_every=0), 0
+    for index in range(99):
+        batches = [OTHERS[0] if index < 3 else rng.choice(OTHERS), rng.choice(OTHERS)]
+        with meter.step(), torch.no_grad():
+            torch.ones(IN).exp()
+            for rows in batches:
+                model(torch.ones(rows, IN))
+        expected += IN + sum(map(forward, batches))
+    assert meter.total_flops == expected
+    assert not meter.is_estimate
+
+
 def test_option_of_the_optimizer_that_changes_after_some_histories_changes_the_cost() -> None:
     """Those have told the cost of the optimizer's step, as long as its options are the same."""
     model = nn.Linear(IN, OUT, bias=False)
