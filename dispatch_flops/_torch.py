@@ -1283,6 +1283,46 @@ def compile_with_inductor(
     )
 
 
+def keeping_records(options: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Return inductor's options, under which nodes keep these entries of their meta.
+
+    Where inductor removes a multiplication by 1, or an addition of 0, it gives the node before it
+    the meta of what it removed (``remove_no_ops``, torch/_inductor/fx_passes/joint_graph.py), since
+    torch 2.14 also if the number is a scalar. Nothing is kept beside passes of the user's own.
+    Public: the two options.
+    """
+    from torch._inductor import config, custom_graph_pass
+
+    names = "joint_custom_pre_pass", "joint_custom_post_pass"  # before that, and after it
+    if any(options.get(name, getattr(config, name)) for name in names):
+        return dict(options)
+    kept: dict[fx.Node, dict[str, Any]] = {}
+
+    class Pass(custom_graph_pass.CustomGraphPass):
+        def __init__(self, run: Callable[[fx.Graph], None]) -> None:
+            self._run = run
+
+        def __call__(self, graph: fx.Graph) -> None:
+            self._run(graph)
+
+        def uuid(self) -> Any:
+            return "dispatch_flops: meta alone"  # for inductor's cache of compiled graphs
+
+    def keep(graph: fx.Graph) -> None:
+        for node in graph.nodes:
+            kept[node] = {key: node.meta[key] for key in keys if key in node.meta}
+
+    def put_back(graph: fx.Graph) -> None:
+        for node in graph.nodes:
+            if node in kept:
+                for key in keys:
+                    node.meta.pop(key, None)
+                node.meta.update(kept[node])
+        kept.clear()
+
+    return {**options, **dict(zip(names, map(Pass, (keep, put_back)), strict=True))}
+
+
 def compile_part(graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
     """Compile one partitioned graph as inductor does by itself. Public: none."""
     from torch._inductor.compile_fx import compile_fx_inner

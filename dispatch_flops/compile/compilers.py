@@ -10,6 +10,7 @@ from torch import fx
 
 from dispatch_flops import _torch
 from dispatch_flops.compile.graph import GraphCost
+from dispatch_flops.compile.node_stacks import RECORDS
 from dispatch_flops.errors import ConfigError, TargetError
 
 AddGraph = Callable[[fx.GraphModule, bool], GraphCost]  # the graph, is_backward
@@ -136,9 +137,8 @@ def _compile_with_inductor(
         cost = add_graph(part, bool(kwargs.get("is_backward")))
         return count_runs(cost, _torch.compile_part(part, inputs, **kwargs))
 
-    compiled: Compiled = _torch.compile_with_inductor(
-        graph, example_inputs, compile_part, dict(patches) or None
-    )
+    options = _torch.keeping_records(patches, RECORDS)
+    compiled: Compiled = _torch.compile_with_inductor(graph, example_inputs, compile_part, options)
     return compiled
 
 

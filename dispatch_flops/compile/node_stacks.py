@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 _OF_THE_PROGRAM = ("nn_module_stack", "fwd_nn_module_stack", "stack_trace", "seq_nr", "from_node")
+RECORDS = (*_OF_THE_PROGRAM, "original_aten", "source_fn_stack")  # what meta tells of the program
 
 
 def module_stack(node: fx.Node) -> Mapping[str, Any]:

@@ -376,3 +376,43 @@ def test_compiled_autograd_is_backward(is_forward_compiled: bool) -> None:
     assert costs["forward"].macs == (2 * A * B * C if is_forward_compiled else 0)
     assert costs["backward"].macs == 3 * A * B * C
     assert backend.profile().root.calls == is_forward_compiled
+
+
+class Adapted(nn.Module):
+    """Layer with an adapter, whose result is multiplied by ones: inductor removes that."""
+
+    def __init__(self, ones: Any) -> None:
+        super().__init__()
+        self.base = nn.Linear(B, C, bias=False)
+        self.down = nn.Linear(B, D, bias=False)
+        self.up = nn.Linear(D, C, bias=False)
+        self.ones = ones
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x)) * self.ones()
+
+
+@pytest.mark.parametrize("ones", [lambda: 1.0, lambda: torch.ones(A, C)], ids=["number", "tensor"])
+def test_products_before_what_inductor_removes_stay_in_their_modules(ones: Any) -> None:
+    model = nn.Sequential(Adapted(ones))
+    counting = counting_backend("inductor", model)
+    compiled: Any = torch.compile(model, backend=counting)
+    train(compiled)
+    profile = counting.profile()
+    # The inputs need no gradient.
+    macs = {"base": (1, A * B * C), "down": (1, A * B * D), "up": (2, A * D * C)}
+    for name, (products, size) in macs.items():
+        assert profile.node(f"0.{name}").total("forward").macs == size
+        assert profile.node(f"0.{name}").total("backward").macs == products * size
+
+
+def test_passes_of_the_user_run_in_inductor() -> None:
+    """The library's own would take their place."""
+    graphs: list[Any] = []
+    counting = counting_backend(
+        "inductor", options={"joint_custom_pre_pass": lambda graph: graphs.append(graph)}
+    )
+    layer: Any = torch.compile(nn.Linear(B, C), backend=counting)
+    train(layer)
+    assert graphs
+    assert counting.total().macs == 2 * A * B * C
