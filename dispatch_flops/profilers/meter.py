@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from threading import get_ident
 from types import TracebackType
 from typing import Any
@@ -150,6 +150,8 @@ class FlopMeter(MeteredRun):
         self._stated = 0  # inputs of ``note_batch``, until the model is called
         self.is_timed = True
         self._stepping: FrameKey  # of the optimizer's step that runs, after ``start``
+        # The last one that started outside a step; its closure may begin one.
+        self._outer: tuple[FrameKey, Optimizer, Hashable] | None = None
         self._is_started = self._varies = self._calls_itself = False
         self._warned: set[str] = set()
 
@@ -348,7 +350,14 @@ class FlopMeter(MeteredRun):
             if self._ends_with_optimizer and not torch.is_grad_enabled():
                 return False
             self._begin()
+            self._note_closure()
         return True
+
+    def _note_closure(self) -> None:
+        """After ``start``: tell the step that begins of the optimizer in whose closure it does."""
+        if self._outer is not None and self._step is not None and not has_returned(self._outer[0]):
+            self._stepping, optimizer, signature = self._outer
+            self._step.begin_in_closure(optimizer, signature)
 
     def _is_abandoned(self, module: nn.Module) -> bool:
         """After ``start``: return True if the step that runs will not end; ``module`` is called."""
@@ -378,6 +387,9 @@ class FlopMeter(MeteredRun):
             if self._is_started and not step.is_stepping:
                 self._stepping = calling_frame("_on_stepping")
             step.stepping(optimizer, optimizer_signature(optimizer), args, kwargs)
+        elif step is None and self._ends_with_optimizer:
+            key = calling_frame("_on_stepping")
+            self._outer = key, optimizer, optimizer_signature(optimizer)
 
     def _on_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         step = self._step

@@ -187,6 +187,17 @@ class RunningStep:
             return
         self._go_to(BEGIN, Position(state=self._states.find(BEGIN)))
 
+    def begin_in_closure(self, optimizer: Optimizer, signature: Hashable) -> None:
+        """Begin with a call in the closure of an optimizer's step, which runs already."""
+        event = (STEPPING, id(optimizer), signature)
+        found = self._at.following.get(event)
+        if found is not None:
+            self._at = found
+            return
+        running = (event[1:],)
+        at = Position(running_optimizers=running, is_opaque=signature is OPAQUE, history=(event,))
+        self._reach(event, at)
+
     def call(self, model: nn.Module | None, signature: Hashable) -> None:
         """Note that a call of the model starts; None: that the work on a batch starts."""
         event = (CALL, signature)

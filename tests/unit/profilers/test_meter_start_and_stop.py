@@ -300,6 +300,29 @@ def test_closure_calls_the_model_within_a_step_that_has_begun(model: Net, optimi
     assert meter.total_flops == 4 * (forward(B) + batch(B) + UPDATE)
 
 
+def test_options_of_an_optimizer_whose_closure_begins_the_step_are_of_its_signature(
+    model: Net, optimizer: Any
+) -> None:
+    """They have changed before the meter's step begins, with the call of the model."""
+    meter = FlopMeter(model, optimizer, verify_every=0)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(torch.ones(B, IN)).sum()
+        loss.backward()
+        return loss
+
+    meter.start()
+    for decay in (0.0, 0.0, 0.5, 0.0, 0.5):
+        optimizer.param_groups[0]["weight_decay"] = decay
+        optimizer.step(closure)
+    meter.stop()
+    assert meter.steps_done == 5
+    # Decay is a multiplication and an addition for each parameter, as the update is.
+    assert meter.total_flops == 5 * (batch(B) + UPDATE) + 2 * UPDATE
+    assert not meter.is_estimate
+
+
 class Recycling(Net):
     """Calls itself on what it returned."""
 
