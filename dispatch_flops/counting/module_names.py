@@ -54,11 +54,20 @@ class ModuleNames:
         self.remembered_in: list[dict[int, Any]] = []
         self._has_given_roots = bool(roots)
         self._is_named = False  # what the roots hold
+        self._found_later: list[ModuleName] = []
         self._unread: dict[type, ModuleFacts] = {}
         for fqn, root in zip(fqns, roots, strict=True):
             if id(root) not in self._by_id:
                 self.roots.append(self._add_tree(root, self._unique_fqn(fqn), None))
         self._is_named = True
+
+    def end(self) -> None:
+        """Let go of the modules: nothing is told of their release from now on."""
+        self._forget_remembered()
+        for named in self._found_later:
+            module = named.module()
+            if module is not None:
+                named.module = weakref.ref(module)
 
     @property
     def has_single_root(self) -> bool:
@@ -262,7 +271,7 @@ class ModuleNames:
         is_wrapper: bool = False,
     ) -> ModuleName:
         holder = self.by_fqn[parent.fqn] if parent is not None else None
-        return ModuleName(
+        named = ModuleName(
             fqn,
             weakref.ref(module, self._forget(id(module)) if self._is_named else None),
             holder,
@@ -274,6 +283,9 @@ class ModuleNames:
             (),
             same_as,
         )
+        if self._is_named:
+            self._found_later.append(named)
+        return named
 
     def _facts_when_named(self, module: nn.Module) -> ModuleFacts:
         # The user keeps given roots alive; other modules may be gone before facts are read.

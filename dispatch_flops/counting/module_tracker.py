@@ -157,6 +157,12 @@ class Tracker:
         self._end_undispatched(is_closing=True)
         self.local.left = self.local.__dict__.pop("thread", None)
 
+    def end(self) -> None:
+        """Let go of the optimizers: nothing is told of their release from now on."""
+        self._optimizers.forget()
+        if self._steps is not None:
+            self._steps.forget()
+
     # -- what was collected in all threads ----------------------------------------------------
 
     def module_phases(self) -> list[ModulePhase]:

@@ -31,6 +31,10 @@ class OptimizerNames:
             self._owners[fqn] = weakref.ref(optimizer)
         return fqn
 
+    def forget(self) -> None:
+        """Forget all optimizers."""
+        self._fqns.clear()
+
     def _new_fqn(self, optimizer: Any) -> str:
         fqn = f"{OUTSIDE}.{type(optimizer).__name__}"
         if self._names.are_given and (model := self._model_of(optimizer)):

@@ -82,6 +82,7 @@ class Memory:
         """Let go of the storages and the optimizers: nothing is noted from now on."""
         self.blocks.forget()
         self._optimizers = ()
+        self._met_optimizers.clear()
 
     def workspace_failed(self, func: Any, error: Exception) -> None:
         """Keep why the workspace that the user registered for an operator cannot be used."""

@@ -153,6 +153,11 @@ class Session:
             self._close()
         if self._memory is not None:
             self._memory.end()
+        # What is left is often cyclic garbage. CPython 3.11 may collect it while it clears the weak
+        # references to an object that is released, before their callbacks: it then goes on with
+        # those that it has just freed, which ends the process.
+        self._tracker.end()
+        self._names.end()
 
     def abandon(self) -> None:
         """Stop counting, from any thread, whatever was missed.

@@ -515,6 +515,23 @@ def test_model_without_submodules_that_was_deleted_is_not_kept_alive() -> None:
     assert counter.get_total_macs() == 2 * 3 * 5
 
 
+@pytest.mark.parametrize("memory", [False, True])
+def test_nothing_is_told_of_the_release_of_modules_and_optimizers_after_the_block(
+    memory: bool,
+) -> None:
+    """Garbage that the collector finds during their release must not be told of it: see ``end``."""
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 5), nn.Linear(5, 5))
+    optimizer = torch.optim.SGD(model.parameters())
+    with FlopCounterMode(display=False, memory=memory) as counter:
+        for _ in range(3):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    for released in (optimizer, *model.modules()):
+        told = [ref for ref in weakref.getweakrefs(released) if ref.__callback__ is not None]
+        assert told == []
+    assert counter.profile.node("0").calls == 3
+
+
 def test_compiled_module_that_was_deleted_is_in_the_profile() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
