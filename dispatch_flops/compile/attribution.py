@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 
 from dispatch_flops import _torch
+from dispatch_flops.compile.node_operators import name_of_higher_order
 from dispatch_flops.compile.node_stacks import module_stack
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.python_frames import running_modules
@@ -28,6 +29,8 @@ _ATTRIBUTE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 _FILE = re.compile(r'File "([^"]*)", line')
 _GRADIENTS = "_autograd_grad"  # the call by which torch.func differentiates
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
+# By which a backward graph runs a seeded operator of the forward pass again, such as attention.
+_REPEATS = ("run_with_rng_state", "graphsafe_run_with_rng_state")
 
 
 class NodeAttribution:
@@ -251,14 +254,16 @@ def is_from_optimizer(node: fx.Node) -> bool:
 def phase_of(node: fx.Node, *, is_backward: bool) -> Phase:
     """Return the phase of a node.
 
-    A forward node that the partitioner put into the backward graph is recomputation. What
-    ``torch.func.grad`` runs is one call in the traced function.
+    A forward node that the partitioner put into the backward graph is recomputation. It has a tag,
+    or a node of the partitioner's own runs its operator. What ``torch.func.grad`` runs is one call
+    in the traced function.
     """
     if is_from_optimizer(node):
         return "optimizer"
     tag = str(node.meta.get("partitioner_tag") or "")
     if is_backward:
-        return "recompute" if tag == "is_forward" else "backward"
+        is_repeated = tag == "is_forward" or name_of_higher_order(node) in _REPEATS
+        return "recompute" if is_repeated else "backward"
     called = [name for name, _ in node.meta.get("source_fn_stack") or ()]
     is_gradient = any(str(name).startswith(_GRADIENTS) for name in called)
     return "backward" if is_gradient or tag.endswith("backward") else "forward"

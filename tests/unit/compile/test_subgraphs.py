@@ -191,6 +191,40 @@ def test_seeded_operators_under_a_checkpoint_are_counted_with_what_depends_on_th
     assert not backend.profile().uncounted_ops()
 
 
+class CheckpointedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(B, 2 * C, bias=False)
+        self.down = nn.Linear(2 * C, D, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.part, x, use_reentrant=False)
+
+    def part(self, x: Tensor) -> Tensor:
+        heads = self.up(x).unflatten(-1, (2, C)).transpose(0, 1).unsqueeze(0)
+        mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return self.down(mixed[0].transpose(0, 1).flatten(1)).sin()
+
+
+def test_fused_attention_under_a_checkpoint_is_recomputed_as_in_an_eager_program() -> None:
+    """Torch takes its kernel for one that draws random numbers, also without dropout."""
+
+    def train(model: Any) -> None:
+        model(torch.ones(A, B)).sum().backward()
+
+    model = CheckpointedAttention()
+    eager = profile_of(train, model, model=model)
+    backend = counting_backend("aot_eager", model)
+    train(torch.compile(model, backend=backend))
+    costs = backend.step().costs
+    scores = 2 * A * A * C  # of each of two products of attention, with two heads
+    assert costs["forward"].macs == A * 2 * C * (B + D) + 2 * scores
+    assert costs["backward"].macs == A * 2 * C * (B + 2 * D) + 4 * scores
+    assert costs["backward"].macs == eager.total("backward").macs
+    # The backward kernel computes the scores once more. Eager code stops before the last product.
+    assert costs["recompute"].macs == A * 2 * C * (B + D) + 2 * scores + scores
+
+
 class Kernel:
     """Object with the attributes of a Triton kernel."""
 
