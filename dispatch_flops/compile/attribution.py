@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from dispatch_flops import _torch
-from dispatch_flops.compile.node_operators import name_of_higher_order
+from dispatch_flops.compile.node_operators import is_seeded_again
 from dispatch_flops.compile.node_stacks import module_stack
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.python_frames import running_modules
@@ -29,8 +29,6 @@ _ATTRIBUTE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 _FILE = re.compile(r'File "([^"]*)", line')
 _GRADIENTS = "_autograd_grad"  # the call by which torch.func differentiates
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
-# By which a backward graph runs a seeded operator of the forward pass again, such as attention.
-_REPEATS = ("run_with_rng_state", "graphsafe_run_with_rng_state")
 
 
 class NodeAttribution:
@@ -262,7 +260,7 @@ def phase_of(node: fx.Node, *, is_backward: bool) -> Phase:
         return "optimizer"
     tag = str(node.meta.get("partitioner_tag") or "")
     if is_backward:
-        is_repeated = tag == "is_forward" or name_of_higher_order(node) in _REPEATS
+        is_repeated = tag == "is_forward" or is_seeded_again(node)
         return "recompute" if is_repeated else "backward"
     called = [name for name, _ in node.meta.get("source_fn_stack") or ()]
     is_gradient = any(str(name).startswith(_GRADIENTS) for name in called)

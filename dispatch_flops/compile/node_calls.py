@@ -13,7 +13,11 @@ from torch import fx
 from dispatch_flops import _torch
 from dispatch_flops.compile import contractions
 from dispatch_flops.compile.attribution import NodeAttribution, phase_of
-from dispatch_flops.compile.node_operators import arithmetic_of, operator_nodes
+from dispatch_flops.compile.node_operators import (
+    arithmetic_of,
+    is_seeded_again,
+    operator_nodes,
+)
 from dispatch_flops.compile.opaque_calls import OpaqueCall
 from dispatch_flops.compile.templates import Templates, arguments_of, is_symbolic
 from dispatch_flops.compile.traced_composites import CompositeCall
@@ -78,7 +82,7 @@ def calls_of(
             has_symbols=is_symbolic(made),
             rule=rule,
             arithmetic=arithmetic_of(node),
-            is_checkpointed=_torch.is_checkpointed(node),
+            is_checkpointed=_torch.is_checkpointed(node) or is_seeded_again(node),
             around=tuple((call, _run_of(call, outer_nodes, around)) for call in around(node)),
         )
 

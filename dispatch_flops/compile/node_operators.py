@@ -11,6 +11,8 @@ from dispatch_flops.compile import contractions
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.operator_keys import name_of
 
+# By which a backward graph runs a seeded operator of the forward pass again, such as attention.
+_SEEDED_AGAIN = ("run_with_rng_state", "graphsafe_run_with_rng_state")
 INLINED = ("invoke_subgraph", "strict_mode", "hints_wrapper", "local_map_hop", "foreach_map")
 
 
@@ -33,6 +35,15 @@ def operator_nodes(
 def name_of_higher_order(node: fx.Node) -> str | None:
     """Return the name of a node's higher-order operator; None for another node."""
     return node.target.name() if isinstance(node.target, HigherOrderOperator) else None
+
+
+def is_seeded_again(node: fx.Node) -> bool:
+    """Return True for a node of a backward graph that repeats a seeded operator of a checkpoint.
+
+    The partitioner puts it there, without what was noted of the operator. It repeats none of its
+    own accord.
+    """
+    return name_of_higher_order(node) in _SEEDED_AGAIN
 
 
 def functions_of(node: fx.Node) -> list[fx.GraphModule]:

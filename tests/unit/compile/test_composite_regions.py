@@ -79,6 +79,14 @@ def in_checkpoint(x: Tensor, weight: Tensor) -> Tensor:
     return found
 
 
+def attention_in_checkpoint(x: Tensor, weight: Tensor) -> Tensor:
+    def attend(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x * weight).exp()
+
+    found: Tensor = checkpoint(attend, x, use_reentrant=False)
+    return found
+
+
 class Program(NamedTuple):
     """Program with its MACs in forward, recomputation and backward."""
 
@@ -123,6 +131,11 @@ PROGRAMS = {
     "a checkpoint": Program(
         aten.linear, lambda: Calls(in_checkpoint, D, C), (N, C),
         (17 * N * D, 17 * N * D, N * C * D),
+    ),
+    # Its kernel is taken for a seeded one. That of backward has all four products and the scores.
+    "attention in a checkpoint": Program(
+        aten.scaled_dot_product_attention, lambda: Calls(attention_in_checkpoint, D), (2, 3, N, D),
+        (17 * 2 * 3 * N * D, 17 * 2 * 3 * N * D + 2 * 3 * N * N * D, 4 * 2 * 3 * N * N * D),
     ),
     "a subgraph that runs thrice": Program(
         aten.linear, Region, (N, I), (3 * 17 * N * I, 0, 5 * N * I * I)
