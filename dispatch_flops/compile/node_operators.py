@@ -40,8 +40,8 @@ def name_of_higher_order(node: fx.Node) -> str | None:
 def is_seeded_again(node: fx.Node) -> bool:
     """Return True for a node of a backward graph that repeats a seeded operator of a checkpoint.
 
-    The partitioner puts it there, without what was noted of the operator. It repeats none of its
-    own accord.
+    The partitioner puts it there, without what was noted of the operator. It recomputes a seeded
+    operator only where a checkpoint asks for it.
     """
     return name_of_higher_order(node) in _SEEDED_AGAIN
 

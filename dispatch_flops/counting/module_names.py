@@ -54,7 +54,7 @@ class ModuleNames:
         self.remembered_in: list[dict[int, Any]] = []
         self._has_given_roots = bool(roots)
         self._is_named = False  # what the roots hold
-        self._found_later: list[ModuleName] = []
+        self._found_later: list[ModuleName] = []  # whose modules' release is told
         self._unread: dict[type, ModuleFacts] = {}
         for fqn, root in zip(fqns, roots, strict=True):
             if id(root) not in self._by_id:

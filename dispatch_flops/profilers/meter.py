@@ -295,7 +295,7 @@ class FlopMeter(MeteredRun):
 
     def _drop(self) -> None:
         """Forget an unfinished step, and remove the hooks."""
-        self._step = None
+        self._step = self._outer = None
         try:
             if self._counter.session is not None:
                 self._counter.abandon()

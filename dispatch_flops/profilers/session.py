@@ -153,11 +153,7 @@ class Session:
             self._close()
         if self._memory is not None:
             self._memory.end()
-        # What is left is often cyclic garbage. CPython 3.11 may collect it while it clears the weak
-        # references to an object that is released, before their callbacks: it then goes on with
-        # those that it has just freed, which ends the process.
-        self._tracker.end()
-        self._names.end()
+        self._let_go()
 
     def abandon(self) -> None:
         """Stop counting, from any thread, whatever was missed.
@@ -167,6 +163,17 @@ class Session:
         if self.is_of_this_thread:
             self.check_scope()
         self._close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Be told of the release of no module and of no optimizer from now on.
+
+        What is left of a session is often cyclic garbage. CPython 3.11 may collect it while it
+        clears the weak references to an object that is released, before their callbacks: it then
+        goes on with those that it has just freed, which ends the process.
+        """
+        self._tracker.end()
+        self._names.end()
 
     @property
     def is_of_this_thread(self) -> bool:

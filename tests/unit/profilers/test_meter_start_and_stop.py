@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
@@ -282,15 +284,18 @@ def test_step_that_the_optimizer_leaves_by_an_exception_is_dropped(
     assert not meter.is_estimate
 
 
-def test_closure_calls_the_model_within_a_step_that_has_begun(model: Net, optimizer: Any) -> None:
-    meter = FlopMeter(model, optimizer, verify_every=0)
-
+def closure_of(model: Net, optimizer: Any) -> Callable[[], torch.Tensor]:
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
         loss: torch.Tensor = model(torch.ones(B, IN)).sum()
         loss.backward()
         return loss
 
+    return closure
+
+
+def test_closure_calls_the_model_within_a_step_that_has_begun(model: Net, optimizer: Any) -> None:
+    meter, closure = FlopMeter(model, optimizer, verify_every=0), closure_of(model, optimizer)
     meter.start()
     for _ in range(4):
         model(torch.ones(B, IN))
@@ -304,14 +309,7 @@ def test_options_of_an_optimizer_whose_closure_begins_the_step_are_of_its_signat
     model: Net, optimizer: Any
 ) -> None:
     """They have changed before the meter's step begins, with the call of the model."""
-    meter = FlopMeter(model, optimizer, verify_every=0)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(torch.ones(B, IN)).sum()
-        loss.backward()
-        return loss
-
+    meter, closure = FlopMeter(model, optimizer, verify_every=0), closure_of(model, optimizer)
     meter.start()
     for decay in (0.0, 0.0, 0.5, 0.0, 0.5):
         optimizer.param_groups[0]["weight_decay"] = decay
@@ -321,6 +319,33 @@ def test_options_of_an_optimizer_whose_closure_begins_the_step_are_of_its_signat
     # Decay is a multiplication and an addition for each parameter, as the update is.
     assert meter.total_flops == 5 * (batch(B) + UPDATE) + 2 * UPDATE
     assert not meter.is_estimate
+
+
+def test_other_optimizers_are_not_kept_alive_after_stop(model: Net, optimizer: Any) -> None:
+    meter = FlopMeter(model, optimizer, verify_every=0)
+    other = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))])
+    meter.start()
+    other.step()
+    meter.stop()
+    reference = weakref.ref(other)
+    del other
+    gc.collect()  # an optimizer may refer to itself
+    assert reference() is None
+
+
+def test_nothing_is_told_of_the_release_of_an_optimizer_after_a_step_that_raised(
+    model: Net, optimizer: Any
+) -> None:
+    """See ``Session._let_go``."""
+
+    def told() -> list[Any]:
+        return [c for ref in weakref.getweakrefs(optimizer) if (c := ref.__callback__) is not None]
+
+    before = told()
+    with suppress(FloatingPointError), FlopMeter(model, optimizer).step():
+        train(model, optimizer)
+        raise FloatingPointError
+    assert told() == before
 
 
 class Recycling(Net):
