@@ -75,6 +75,7 @@ def test_verified_step_that_costs_the_same_is_not_reported(model: nn.Module) -> 
 
 
 RANDOM_STEPS = {865, 1138}  # of the first and the second 1,000
+EARLY = (12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840)  # with many divisors
 
 
 @pytest.mark.parametrize(
@@ -82,9 +83,9 @@ RANDOM_STEPS = {865, 1138}  # of the first and the second 1,000
     [
         (11, set()),
         (12, {12}),
-        (120, {12, 120}),
-        (840, {12, 120, 840}),
-        (2000, {12, 120, 840, 1000, 2000, *RANDOM_STEPS}),
+        (120, {*EARLY[:6]}),
+        (840, {*EARLY}),
+        (2000, {*EARLY, 1000, 2000, *RANDOM_STEPS}),
     ],
 )
 def test_run_that_is_short_is_verified_too(
@@ -143,7 +144,7 @@ def test_random_steps_leave_the_program_its_random_numbers(model: nn.Module) -> 
     assert found == expected
 
 
-@pytest.mark.parametrize("every", [2, 3, 4, 5, 6, 7, 8, 10, 12, 120])
+@pytest.mark.parametrize("every", [2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 120])
 def test_work_of_every_kth_step_is_found(model: nn.Module, every: int) -> None:
     meter, average = FlopMeter(model), torch.ones(OUT)
     with warnings.catch_warnings(record=True) as found, torch.no_grad():
@@ -186,32 +187,54 @@ def test_resumed_run_is_verified_at_the_steps_of_the_whole_run(model: nn.Module)
     first = counted(meter, range(1, 131))
     resumed.load_state_dict(meter.state_dict())
     assert counted(resumed, range(131, 301)) == counted(meter, range(131, 301)) | {131}
-    assert len(first) == 1 + 2 + 3 + 1  # the first, 50 and 100, three at random, and step 12
+    # the first, 50 and 100, three at random, and steps 12 to 48
+    assert len(first) == 1 + 2 + 3 + len(EARLY[:4])
 
 
-@pytest.mark.parametrize("extra", [0, 2])
-def test_first_step_that_costs_more_is_counted_apart(model: nn.Module, extra: int) -> None:
-    """As one that fills a cache: step 12 costs less, and step 13 tells which one was special.
+@pytest.mark.parametrize("again", [None, 13, 14, 21])
+def test_first_step_that_costs_more_is_counted_apart(model: nn.Module, again: int | None) -> None:
+    """As one that fills a cache: step 12 costs less, and nine more tell that the first was special.
 
-    If the work comes again in step 13, the first step was not special, and the cost varies.
+    If the work comes again in one of them, data may decide, and the cost varies.
     """
-    meter, later = FlopMeter(model), 13 if extra else 0
+    meter = FlopMeter(model)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for step in range(1, 31):
+            with meter.step():
+                out = model(torch.ones(B, IN))
+                if step in (1, again):
+                    out.exp()
+            assert meter.steps_done == step
+            assert meter.is_estimate == (step in range(12, 21) or (step > 20 and again is not None))
+    assert [str(one.message)[:8] for one in found] == ([f"step {again} "] if again else [])
+    if again is None:
+        assert meter.total_flops == 30 * CALL + B * OUT
+        assert meter.window.total_flops == meter.total_flops
+        assert meter.last_step.total_flops == CALL
+
+
+def test_lengths_of_sequences_are_data_that_decide_the_cost() -> None:
+    """Steps 1, 12 and 13 alone do not tell: the last two have the same number of rows."""
+
+    class Packing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.RNN(IN, OUT, bias=False, batch_first=True)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> Any:
+            return self.rnn(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))
+
+    model = Packing()
+    meter = FlopMeter(model)
     with torch.no_grad(), warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         for step in range(1, 21):
+            lengths = torch.tensor([3, 1] if step % 5 == 1 else [3, 2])
             with meter.step():
-                out = model(torch.ones(B, IN))
-                if step in (1, later):
-                    out.exp()
-            assert meter.steps_done == step
-            if step == 12:
-                assert meter.is_estimate
-    assert [str(one.message)[:8] for one in found] == ["step 13 "] * bool(extra)
-    assert meter.is_estimate == bool(extra)
-    if not extra:
-        assert meter.total_flops == 20 * CALL + B * OUT
-        assert meter.window.total_flops == meter.total_flops
-        assert meter.last_step.total_flops == CALL
+                model(torch.ones(B, 3, IN), lengths)
+    assert "step 16 has the signature of an earlier step" in str(found[0].message)
+    assert meter.is_estimate
 
 
 def test_work_before_the_first_step_of_each_shape_is_counted_apart() -> None:
