@@ -1,34 +1,19 @@
-"""What the steps of a counting backend consist of, as parts that a meter's totals add up."""
+"""What the steps of a counting backend consist of, as parts that a meter's totals add up.
+
+A part is some runs of a graph; or code that ``torch.compile`` left eager.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 
 from dispatch_flops.compile.graph_runs import GraphRun, Graphs, Runs, module_phases_of
 from dispatch_flops.counting.aggregation import CallAggregator
-from dispatch_flops.counting.amounts import UNCOUNTED, Amounts, amounts_of
+from dispatch_flops.counting.amounts import UNCOUNTED, amounts_of
+from dispatch_flops.counting.meter_totals import ExactPart
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.costing import CallCost
-
-
-@dataclass(slots=True, eq=False)
-class StepPart:
-    """Some runs of a graph, which cost ``once``; or code that ``torch.compile`` left eager."""
-
-    once: Amounts
-    runs: int = 0
-    timed_runs: int = 0
-
-    @property
-    def is_estimate(self) -> bool:
-        """False: graphs run what they consist of."""
-        return False
-
-    def amounts(self, runs: int) -> Amounts:
-        """Return the amounts of so many times that."""
-        return Counter({key: amount * runs for key, amount in self.once.items()})
 
 
 class StepParts:
@@ -36,28 +21,28 @@ class StepParts:
 
     def __init__(self, graphs: Graphs) -> None:
         self._graphs = graphs
-        self._by_key: dict[Hashable, StepPart] = {}
+        self._by_key: dict[Hashable, ExactPart] = {}
 
-    def all(self) -> Iterable[StepPart]:
+    def all(self) -> Iterable[ExactPart]:
         """Return all parts."""
         return self._by_key.values()
 
-    def of(self, runs: Runs, left_eager: Iterable[CallCost]) -> tuple[StepPart, ...]:
+    def of(self, runs: Runs, left_eager: Iterable[CallCost]) -> tuple[ExactPart, ...]:
         """Return the parts of a step with these runs, and with that code among what runs."""
         return (
             *(self._of_runs(run, times) for run, times in runs.items()),
             *(self._of_eager(cost) for cost in left_eager),
         )
 
-    def _of_runs(self, run: GraphRun, times: int) -> StepPart:
+    def _of_runs(self, run: GraphRun, times: int) -> ExactPart:
         key = run, times, registry.formulas_in_force()
         found = self._by_key.get(key)
         if found is None:
             module_phases, _ = module_phases_of(self._graphs, {run: times})
             calls = CallAggregator().including(module_phases.values())
-            found = self._by_key[key] = StepPart(amounts_of(calls))
+            found = self._by_key[key] = ExactPart(amounts_of(calls))
         return found
 
-    def _of_eager(self, cost: CallCost) -> StepPart:
+    def _of_eager(self, cost: CallCost) -> ExactPart:
         key = ("", cost.op, "", UNCOUNTED)
-        return self._by_key.setdefault(key, StepPart(Counter({key: 1})))
+        return self._by_key.setdefault(key, ExactPart(Counter({key: 1})))

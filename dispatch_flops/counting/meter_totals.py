@@ -6,6 +6,7 @@ import math
 import operator
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dispatch_flops.analysis.machines import Machine
@@ -19,7 +20,7 @@ _NUMBERS = (*_COUNTS, "seconds")
 
 
 class Part(Protocol):
-    """What steps consist of, as long as it costs the same in each.
+    """What steps consist of.
 
     runs: how often it ran; timed_runs: of these, the ones in steps whose time is known.
     """
@@ -32,7 +33,32 @@ class Part(Protocol):
         """True if ``amounts`` may be wrong."""
 
     def amounts(self, runs: int) -> Amounts:
+        """Return the amounts of so many runs, of which nothing else is known."""
+
+    def total(self) -> Amounts:
+        """Return the amounts of all runs."""
+
+
+@dataclass(slots=True, eq=False)
+class ExactPart:
+    """A part that costs ``once`` whenever it runs."""
+
+    once: Amounts
+    runs: int = 0
+    timed_runs: int = 0
+
+    @property
+    def is_estimate(self) -> bool:
+        """False: the amounts are known."""
+        return False
+
+    def amounts(self, runs: int) -> Amounts:
         """Return the amounts of so many runs."""
+        return Counter({key: amount * runs for key, amount in self.once.items()})
+
+    def total(self) -> Amounts:
+        """Return the amounts of all runs."""
+        return self.amounts(self.runs)
 
 
 # One step: its parts, its wall time if the time counts, its samples and its tokens.
@@ -132,8 +158,10 @@ class MeterTotals:
 
     def _sums(self, parts: Iterable[Part]) -> tuple[Amounts, Amounts, bool]:
         ran = [part for part in parts if part.runs]
-        amounts = self._earlier + _sum({part: part.runs for part in ran})
-        timed = self._earlier_timed + _sum({part: part.timed_runs for part in ran})
+        amounts, timed = self._earlier.copy(), self._earlier_timed.copy()
+        for part in ran:
+            amounts.update(part.total())
+            timed.update(part.amounts(part.timed_runs))
         is_estimate = self._earlier_is_estimate or any(part.is_estimate for part in ran)
         return amounts, timed, is_estimate
 
@@ -168,8 +196,7 @@ def _seconds(number: Any) -> float:
 def _sum(runs: Mapping[Part, int]) -> Amounts:
     total: Amounts = Counter()
     for part, times in runs.items():
-        if times:
-            total.update(part.amounts(times))
+        total.update(part.amounts(times))
     return total
 
 

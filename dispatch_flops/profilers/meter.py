@@ -62,7 +62,8 @@ class FlopMeter(MeteredRun):
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device's own
         peaks, if they are known.
     verify_every: every so many steps one is counted anew and compared (default 1000), with another
-        at random in between, and before that steps 12, 120 and 840. 0: never.
+        at random in between, and before that steps 12, 24, 36, 48, 60, 120, 180, 240, 360, 720 and
+        840. 0: never.
     window: number of steps of ``meter.window`` (default 100).
     causal, flops, custom_mapping: as in ``FlopCounterMode``.
     now: clock that returns seconds (default ``time.perf_counter``).
@@ -80,8 +81,8 @@ class FlopMeter(MeteredRun):
     this does not describe in full, such as a set, is counted every time. Data do not belong
     to it. Where they decide what runs, as in a mixture of experts, verification finds out and warns
     once. ``is_estimate`` is then True, steps at random are counted, one of ``verify_every // 10``,
-    and a signature costs the mean of those. If the first step alone differs, as one that fills a
-    cache does, it is counted apart.
+    and the others of a signature cost the mean of those. If the first step alone differs, as one
+    that fills a cache does, ten later ones that cost the same tell that it does.
 
     What follows a call may depend on earlier calls of the step. It is counted after each other
     history of calls, until three of them have cost the same; others are then taken to cost that.
@@ -274,9 +275,9 @@ class FlopMeter(MeteredRun):
         step, self._step = self._step, None
         assert step is not None
         seconds = self._now() - self._begun_s
-        segments = step.end()
+        parts = step.end()
         is_rated = self.is_timed and not step.was_counted
-        self._totals.add(segments, seconds if is_rated else None, *self._size)
+        self._totals.add(parts, seconds if is_rated else None, *self._size)
         if not step.is_known:
             step.commit(self._totals.steps)
             if self._states.due:
@@ -291,7 +292,7 @@ class FlopMeter(MeteredRun):
                 self._states, self._positions = States(varies=self._varies), KnownPositions()
         if step.was_counted:
             self._hooks.renew()
-            self._report(segments)
+            self._report(step)
 
     def _drop(self) -> None:
         """Forget an unfinished step, and remove the hooks."""
@@ -307,9 +308,9 @@ class FlopMeter(MeteredRun):
             self._warned.add(message)
             warnings.warn(message, stacklevel=stacklevel_of_program())
 
-    def _report(self, segments: tuple[Any, ...]) -> None:
+    def _report(self, step: RunningStep) -> None:
         """Warn once if the cost of a signature varies."""
-        if not self._varies and any(one.varies and not one.state.is_opaque for one in segments):
+        if step.has_varied and not self._varies:
             self._varies = self._states.varies = True
             self._verified_at = 0
             warnings.warn(

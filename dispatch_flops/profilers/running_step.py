@@ -29,6 +29,7 @@ from dispatch_flops.profilers.step_costs import (
     END,
     STEPPED,
     STEPPING,
+    CountedRun,
     Segment,
     State,
     States,
@@ -163,7 +164,7 @@ class RunningStep:
         self._positions = positions
         self._counter = counter
         self._at = Position() if is_verified else positions.start
-        self._counted: list[tuple[Segment, Amounts]] = []
+        self._counted: list[CountedRun] = []
 
     @property
     def is_stepping(self) -> bool:
@@ -173,7 +174,13 @@ class RunningStep:
     @property
     def has_gaps(self) -> bool:
         """True if a segment was not counted, after the end."""
-        return len(self._counted) < len(self._at.segments)
+        return len(self._counted) < len(self._at.parts)
+
+    @property
+    def has_varied(self) -> bool:
+        """True if, after ``commit``, a segment that was counted varies and its inputs tell all."""
+        counted = [run.segment for run in self._counted]
+        return any(one.varies and not one.state.is_opaque for one in counted)
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -210,7 +217,7 @@ class RunningStep:
         at = self._after_segment(event if is_told_apart else call_of_any_inputs(event))
         at.is_opaque = at.is_opaque or signature is OPAQUE
         running = at.running_optimizers
-        key = (CALL, len(at.segments), at.open_calls, signature, running)
+        key = (CALL, len(at.parts), at.open_calls, signature, running)
         at.state = self._state_after(event, at, key, is_opaque=at.is_opaque)
         if _needs_gradient(signature):
             at.open_calls = (*at.open_calls, signature)
@@ -234,7 +241,7 @@ class RunningStep:
         self._note_if_uncalled(at)
         at.before_optimizer = None if before is None else (before, ending)
         at.running_optimizers = (*at.running_optimizers, (name, signature))
-        key = (STEPPING, len(at.segments), at.running_optimizers, at.open_calls)
+        key = (STEPPING, len(at.parts), at.running_optimizers, at.open_calls)
         at.state = self._state_after(event, at, key, is_opaque=signature is OPAQUE)
         session = self._go_to(event, at)
         if session is not None:
@@ -252,7 +259,7 @@ class RunningStep:
         at = self._after_segment(event)
         at.running_optimizers = at.running_optimizers[:-1]
         at.open_calls = ()
-        key = (STEPPED, len(at.segments), name, at.last_call, at.running_optimizers)
+        key = (STEPPED, len(at.parts), name, at.last_call, at.running_optimizers)
         is_opaque = at.is_opaque or self._states.find(BEGIN).is_opaque
         at.state = self._state_after(event, at, key, is_opaque=is_opaque)
         if at.before_optimizer is not None:
@@ -262,32 +269,30 @@ class RunningStep:
         if session is not None:
             session.note_stepped()
 
-    def end(self) -> tuple[Segment, ...]:
-        """Note the end of the step; return its segments."""
+    def end(self) -> tuple[Segment | CountedRun, ...]:
+        """Note the end of the step; return what it consists of."""
         found = self._at.following.get(END)
         if found is not None:
             self.is_known = True
-            return found.segments
+            return found.parts
         at = self._after_segment(END)
         self._note_if_uncalled(at)
         self._counter.leave(is_end=True)
-        if not any(one.is_inferred and one.state.free_segments for one in at.segments):
+        if not any(one.is_inferred and one.state.free_segments for one in at.uncounted()):
             self._reach(END, at)  # else it is asked for again
         self._at = at
-        return at.segments
+        return at.parts
 
     def commit(self, number: int) -> None:
-        """Add what was counted to the segments, after their runs were added.
+        """Add what was counted to the segments, after the other runs were added.
 
         number: that of the step.
         """
-        for segment, amounts in self._counted:
-            segment.add_counted(amounts)
-            if segment.whole is not None:
-                segment.whole.add_runs_of(segment)
-            segment.state.note_counted(segment)
-            self._states.note_counted(segment.state)
-        unknown = [one for one in self._at.segments if one.is_inferred]
+        for run in self._counted:
+            run.segment.add_counted(run.once)
+            run.segment.state.note_counted(run.segment)
+            self._states.note_counted(run.segment.state)
+        unknown = [one for one in self._at.uncounted() if one.is_inferred]
         asked = [self._states.note_unknown(one, number) for one in unknown]
         if self._counted or any(asked):
             self._positions.forget()
@@ -297,20 +302,20 @@ class RunningStep:
     def _after_segment(self, event: Hashable) -> Position:
         """Return a new position after the segment that ``event`` ends."""
         at, amounts = self._at, self._counter.take()
-        segments, open_calls = at.segments, at.open_calls
+        parts, open_calls = at.parts, at.open_calls
         if at.state is not None:
             segment = at.state.ended_by(event)
-            if at.state.is_opaque and amounts is not None:
-                segment = segment.apart()  # its own cost, for the last step and the window
-            segments = (*segments, segment)
             if amounts is not None:
-                self._counted.append((segment, amounts))
-            elif at.state.must_be_counted:
-                self._states.note_blocked(at.state)
+                self._counted.append(CountedRun(segment=segment, once=amounts))
+                parts = (*parts, self._counted[-1])
+            else:
+                parts = (*parts, segment)
+                if at.state.must_be_counted:
+                    self._states.note_blocked(at.state)
             if open_calls and _had_backward(segment, amounts):
                 open_calls = ()
         return Position(
-            segments=segments,
+            parts=parts,
             history=at.history,
             open_calls=open_calls,
             last_call=at.last_call,
@@ -328,15 +333,17 @@ class RunningStep:
 
     def _note_if_uncalled(self, at: Position) -> None:
         """Count every step from now on, if work was done in this one before any call."""
-        if len(at.segments) != 1 or at.last_call is not None or at.segments[0].state.is_opaque:
+        if len(at.parts) != 1 or at.last_call is not None:
             return
-        if any(flops_of(amounts) for _, amounts in self._counted):
-            at.segments[0].state.is_opaque = True
-            warnings.warn(
-                "the model was not called in a step, so its inputs are not known: every step is "
-                "counted; pass the module that is called, or state the inputs by note_batch()",
-                stacklevel=stacklevel_of_program(),
-            )
+        for run in self._counted:
+            if flops_of(run.once) and not run.segment.state.is_opaque:
+                run.segment.state.is_opaque = True
+                warnings.warn(
+                    "the model was not called in a step, so its inputs are not known: every step "
+                    "is counted; pass the module that is called, or state the inputs by "
+                    "note_batch()",
+                    stacklevel=stacklevel_of_program(),
+                )
 
     def _go_to(self, event: Hashable, at: Position) -> Session | None:
         """Continue at that position; return the session if counting starts with it."""
@@ -359,8 +366,8 @@ class RunningStep:
 def _had_backward(segment: Segment, amounts: Amounts | None) -> bool:
     if amounts is not None:
         return has_backward(amounts)
-    if segment.known.counted_runs:
-        return segment.known.runs_backward
+    if segment.counted_runs:
+        return segment.runs_backward
     return any(one.runs_backward for one in segment.state.known_segments())
 
 

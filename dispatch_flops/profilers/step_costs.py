@@ -13,10 +13,9 @@ the cost: micro-batches of varying shapes make new histories in every step. For 
 runs before a later call than the first is not told apart by the inputs of that call, unless work
 before the first calls of steps shows that data are prepared there.
 
-The first run of a segment may do what no later one does, such as fill a cache. It is a segment of
-its own as soon as a second run is met, which is taken to cost the same until one is counted. If that
-one costs something else, data may decide, too: ``_SURE`` runs that cost the same tell that they do
-not.
+A run that was counted costs what was counted. The others cost what a sample of the counted ones
+tells. The first run may do what no later one does, such as fill a cache: it leaves the sample if a
+later one costs something else. Data may decide that, too, until ``_SURE`` runs have cost the same.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeGuard
 
 from dispatch_flops.counting.amounts import UNCOUNTED, Amounts, flops_of, has_backward
+from dispatch_flops.counting.meter_totals import ExactPart
 
 BEGIN, CALL, STEPPING, STEPPED, END = "begin", "call", "stepping", "stepped", "end"
 ANY: Final = "any history"
@@ -35,8 +35,8 @@ _COMPARED: Final = ("macs", "flops", UNCOUNTED)
 _TRIES: Final = 10
 _LIMIT: Final = 4096  # states before all are forgotten; each takes about 2 KB
 _ALIKE: Final = 3  # histories that are counted before others are taken to cost the same
-# Of two costs that data choose between, one is chosen so often in a row, after the other, in at most
-# 4 % of cases: (1 - p) * p**10 is greatest at p = 10/11.
+# Of two costs that data choose between, one is chosen so often in a row, after the other, in at
+# most 4 % of cases: (1 - p) * p**10 is greatest at p = 10/11.
 _SURE: Final = 10
 
 
@@ -55,101 +55,113 @@ def _is_call(event: Hashable) -> TypeGuard[tuple[Hashable, ...]]:
     return isinstance(event, tuple) and event[0] == CALL
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class CountedRun(ExactPart):
+    """One run of a segment that was counted, as a part of the step in which it ran."""
+
+    segment: Segment
+
+
 @dataclass(slots=True, eq=False)
 class Segment:
     """What runs between a state and one of the events that can end it.
 
-    first: the segment of the first runs, if these are later ones; they were counted.
-    whole: the segment of all runs, if this is one of those that cost what no other tells.
     runs: how often it ran; timed_runs: of these, the ones in steps that were not counted at all.
     counted: amounts of the runs that were counted, of which there are ``counted_runs``.
-    varies: two counted runs had different costs. is_sample: the counted runs are those after that.
-    runs_backward: a counted run had a backward pass. last_unknown: the last step that ran it while
-    its cost was not known; 0 if none.
+    sample: amounts of those of them that tell the cost of the others, ``sample_runs``.
+    varies: two runs of the sample had different costs. is_random: the sample are those after that.
+    is_of_first: the sample is the first run alone. has_left_first: that one has left the sample.
+    last_unknown: the last step that ran it while its cost was not known; 0 if none.
     """
 
     state: State
     event: Hashable
-    first: Segment | None = None
-    whole: Segment | None = None
     runs: int = 0
     timed_runs: int = 0
     counted: Amounts = field(default_factory=Counter)
     counted_runs: int = 0
+    sample: Amounts = field(default_factory=Counter)
+    sample_runs: int = 0
     varies: bool = False
-    is_sample: bool = False
-    runs_backward: bool = False
+    is_random: bool = False
+    is_of_first: bool = False
+    has_left_first: bool = False
     last_unknown: int = 0
 
     def add_counted(self, amounts: Amounts) -> None:
         """Add a run that was counted."""
-        if self.varies and not self.is_sample and not self.state.is_opaque:
+        if self.varies and not self.is_random:
             # Runs at fixed steps, such as the first, say little of the others.
-            self.counted, self.counted_runs, self.is_sample = Counter(), 0, True
-        elif self.counted_runs and not self.varies:
-            self.varies = not self.costs(amounts, runs=1)
+            self._begin_sample()
+            self.is_random = True
+        elif self.sample_runs and not self.varies and not self.costs(amounts, runs=1):
+            if self.is_of_first:
+                self._begin_sample()
+                self.has_left_first = True
+            else:
+                self.varies = True
+        self.is_of_first = not self.runs
+        self.runs += 1
         self.counted.update(amounts)
         self.counted_runs += 1
-        self.runs_backward = has_backward(self.counted)
+        self.sample.update(amounts)
+        self.sample_runs += 1
 
-    def apart(self) -> Segment:
-        """Return a segment for one run of this one; ``whole.add_runs_of`` adds it."""
-        return Segment(self.state, self.event, whole=self)
+    def _begin_sample(self) -> None:
+        self.sample, self.sample_runs = Counter(), 0
 
     def add_runs_of(self, other: Segment) -> None:
-        """Add the runs of another segment, which costs the same or is one counted run."""
+        """Add the runs of another segment, which costs the same."""
+        self.is_of_first = other.is_of_first and (self.is_of_first or not self.runs)
+        self.has_left_first |= other.has_left_first
+        self.varies |= other.varies
+        self.is_random |= other.is_random
         self.runs += other.runs
         self.timed_runs += other.timed_runs
         self.counted.update(other.counted)
         self.counted_runs += other.counted_runs
-        self.varies = self.varies or other.varies
-        self.is_sample = self.is_sample or other.is_sample
-        self.runs_backward = has_backward(self.counted)
+        self.sample.update(other.sample)
+        self.sample_runs += other.sample_runs
 
     def costs(self, amounts: Amounts, runs: int) -> bool:
-        """Return True if so many runs of these amounts cost as much for each run as the counted."""
+        """Return True if so many runs of these amounts cost as much for each run as the sample."""
         return all(
-            self.counted[key] * runs == amounts[key] * self.counted_runs
-            for key in self.counted.keys() | amounts.keys()
+            self.sample[key] * runs == amounts[key] * self.sample_runs
+            for key in self.sample.keys() | amounts.keys()
             if key[-1] in _COMPARED
         )
 
     @property
-    def is_exact(self) -> bool:
-        """True if every run was counted, and none of them is in a segment of its own."""
-        return self.first is None and self.runs == self.counted_runs > 0
+    def runs_backward(self) -> bool:
+        """True if a run of the sample had a backward pass."""
+        return has_backward(self.sample)
 
     @property
-    def known(self) -> Segment:
-        """What tells the cost of a run: this segment, or the first until this one is counted."""
-        return self if self.counted_runs or self.first is None else self.first
-
-    @property
-    def differs(self) -> bool:
-        """True if the first runs had another cost, and too few others were counted to tell why."""
-        first = self.first
-        return (
-            first is not None
-            and 0 < self.counted_runs < _SURE
-            and not self.costs(first.counted, first.counted_runs)
-        )
+    def is_unsure(self) -> bool:
+        """True if the first run had another cost, and too few others were counted to tell why."""
+        return self.has_left_first and not self.varies and self.sample_runs < _SURE
 
     @property
     def is_estimate(self) -> bool:
-        """True if ``amounts`` may be wrong: a cost that varies, or that was never counted."""
-        is_doubtful = self.varies or (self.differs and self.runs > self.counted_runs)
-        return (is_doubtful and not self.state.is_opaque) or self.is_inferred
+        """True if the cost of a run that was not counted may be wrong."""
+        is_doubtful = self.varies or self.is_unsure or self.is_inferred
+        return is_doubtful and self.runs > self.counted_runs
+
+    def total(self) -> Amounts:
+        """Return the amounts of all runs."""
+        total = self.amounts(self.runs - self.counted_runs)
+        total.update(self.counted)
+        return total
 
     def amounts(self, runs: int) -> Amounts:
-        """Return the amounts of so many runs: the mean of the counted ones times ``runs``.
+        """Return the amounts of so many runs that were not counted: the mean of the sample.
 
-        While the counted runs are equal, the division leaves no remainder.
+        While all of the sample are equal, the division leaves no remainder.
         """
-        known = self.known
-        total, counted = (
-            (known.counted, known.counted_runs) if known.counted_runs else self._inferred()
-        )
-        return Counter({key: amount * runs // counted for key, amount in total.items()})
+        if not runs:
+            return Counter()
+        total, number = (self.sample, self.sample_runs) if self.sample_runs else self._inferred()
+        return Counter({key: amount * runs // number for key, amount in total.items()})
 
     @property
     def is_inferred(self) -> bool:
@@ -159,9 +171,7 @@ class Segment:
         signature if it was 0 for all others, and these were as many as ``_TRIES``.
         """
         is_preparation = self.state.key == BEGIN and _is_call(self.event)
-        return not self.known.counted_runs and not (
-            is_preparation and self.state.free_segments >= _TRIES
-        )
+        return not self.counted_runs and not (is_preparation and self.state.free_segments >= _TRIES)
 
     def _inferred(self) -> tuple[Amounts, int]:
         """Return amounts, and a number of runs, of what is most like this segment."""
@@ -171,15 +181,15 @@ class Segment:
                 # work before its step and the work after it still ran.
                 after = skipped.state.after_skipping.get(skipped.event)
                 tail = after.segments.get(END) if after is not None else None
-                if skipped.known.counted_runs and tail is not None and tail.known.counted_runs:
+                if skipped.counted_runs and tail is not None and tail.counted_runs:
                     amounts = skipped.amounts(1)
                     amounts.update(tail.amounts(1))
                     return amounts, 1
         known = self.state.known_segments()
         total: Amounts = Counter()
         for one in known:
-            total.update(one.counted)
-        return total, max(1, sum(one.counted_runs for one in known))
+            total.update(one.sample)
+        return total, max(1, sum(one.sample_runs for one in known))
 
 
 class State:
@@ -210,44 +220,34 @@ class State:
         return self.tries > 0 or self.is_opaque
 
     def ended_by(self, event: Hashable) -> Segment:
-        """Return the segment that ``event`` ends, for one more run."""
+        """Return the segment that ``event`` ends."""
         found = self.segments.get(event)
-        if found is None or found.is_exact:
-            found = self.segments[event] = Segment(self, event, first=found)
+        if found is None:
+            found = self.segments[event] = Segment(self, event)
         return found
 
     def known_segments(self) -> list[Segment]:
-        """Return what tells the cost of each segment whose cost is known."""
-        known = [one.known for one in self.segments.values()]
-        return [one for one in known if one.counted_runs]
+        """Return the segments whose cost is known."""
+        return [one for one in self.segments.values() if one.counted_runs]
 
-    def all_segments(self) -> Iterable[Segment]:
-        """Yield all segments, those of first runs before the later ones."""
-        for segment in self.segments.values():
-            if segment.first is not None:
-                yield segment.first
-            yield segment
-
-    def prepares(self, counted: Iterable[tuple[Segment, Amounts]]) -> bool:
+    def prepares(self, counted: Iterable[CountedRun]) -> bool:
         """Return True if data may be prepared in this state, the one before the first call.
 
-        It then costs something, and not the same for all calls. counted: segments of the step that
-        runs, of which nothing else is known yet.
+        It then costs something, and not the same for all calls. counted: the runs of the step that
+        runs, which its segments do not hold yet.
         """
         if self.free_segments:
             return False
         known = [one for one in self.known_segments() if _is_call(one.event)]
         if not known:
-            return any(one.state is self and flops_of(amounts) for one, amounts in counted)
+            return any(run.segment.state is self and flops_of(run.once) for run in counted)
         first, *others = known
-        return not others or not all(one.costs(first.counted, first.counted_runs) for one in others)
+        return not others or not all(one.costs(first.sample, first.sample_runs) for one in others)
 
     def add_runs_of(self, other: State) -> None:
         """Add the runs of a state that costs the same."""
-        for segment in other.all_segments():
-            own = self.ended_by(segment.event)
-            own = own.first if segment.is_exact and own.first is not None else own
-            own.add_runs_of(segment)
+        for segment in other.segments.values():
+            self.ended_by(segment.event).add_runs_of(segment)
         self.tries = max(self.tries, other.tries)
         self.after_skipping.update(other.after_skipping)
         other.segments = self.segments
@@ -255,15 +255,15 @@ class State:
     def note_counted(self, segment: Segment) -> None:
         """Note that a segment was counted: more is asked for if it, or another one, is not clear.
 
-        If a run cost something else than the first one, the next ones tell whether that was special.
+        If a run cost something else than the first one, the next tell whether that was special.
         """
         self._merge_calls_like(segment)
         segments, known = self.segments.values(), self.known_segments()
-        is_known = all(one.known.counted_runs or not one.runs for one in segments)
-        self.free_segments = 0 if any(flops_of(one.counted) for one in known) else len(known)
+        is_known = all(one.counted_runs or not one.runs for one in segments)
+        self.free_segments = 0 if any(flops_of(one.sample) for one in known) else len(known)
         self.tries = 0 if is_known else max(0, self.tries - 1)
-        if segment.differs:
-            self.tries = max(_SURE - segment.counted_runs, self.tries)
+        if segment.is_unsure:
+            self.tries = max(_SURE - segment.sample_runs, self.tries)
 
     def _merge_calls_like(self, segment: Segment) -> None:
         """Add runs that calls of one kind ended while these were told apart by their inputs."""
@@ -274,7 +274,7 @@ class State:
                 _is_call(event)
                 and len(event) == 2
                 and call_of_any_inputs(event) == segment.event
-                and not other.known.counted_runs
+                and not other.counted_runs
             ):
                 del self.segments[event]
                 segment.add_runs_of(other)
@@ -363,7 +363,7 @@ class States:
         """Yield all segments."""
         for states in self._by_key.values():
             for state in states.values():
-                yield from state.all_segments()
+                yield from state.segments.values()
 
 
 def _cost_the_same(states: Iterable[State]) -> bool:
@@ -372,7 +372,7 @@ def _cost_the_same(states: Iterable[State]) -> bool:
     for state in states:
         for segment in state.known_segments():
             alike = known.setdefault(segment.event, [])
-            if alike and not alike[0].costs(segment.counted, segment.counted_runs):
+            if alike and not alike[0].costs(segment.sample, segment.sample_runs):
                 return False
             alike.append(segment)
     return any(len(alike) >= _ALIKE for alike in known.values())

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
-from dispatch_flops.profilers.step_costs import Segment, State
+from dispatch_flops.profilers.step_costs import CountedRun, Segment, State
 
 _LIMIT: Final = 4096  # positions kept before all are dropped; each takes about 1 KB
 
@@ -19,7 +19,8 @@ class Position:
     """What has happened in a step so far.
 
     state: the one that the step is in; None before the first event.
-    segments: those that ended. history: the events, with signatures.
+    parts: the segments that ended, or their runs, where these were counted.
+    history: the events, with signatures.
     open_calls: signatures whose graphs no backward pass has consumed.
     last_call: the signature of the last call. is_opaque: that of one call does not tell all.
     running_optimizers: names and signatures of those that step now. before_optimizer: the state
@@ -28,7 +29,7 @@ class Position:
     """
 
     state: State | None = None
-    segments: tuple[Segment, ...] = ()
+    parts: tuple[Segment | CountedRun, ...] = ()
     history: tuple[Hashable, ...] = ()
     open_calls: tuple[Hashable, ...] = ()
     last_call: Hashable = None
@@ -36,6 +37,10 @@ class Position:
     running_optimizers: tuple[Hashable, ...] = ()
     before_optimizer: tuple[State, Hashable] | None = None
     following: dict[Hashable, Position] = field(default_factory=dict)
+
+    def uncounted(self) -> list[Segment]:
+        """Return the segments whose run in this step was not counted."""
+        return [part for part in self.parts if isinstance(part, Segment)]
 
 
 class KnownPositions:

@@ -7,8 +7,9 @@ import math
 import random
 from typing import Final
 
-# Many runs are short. Work that a program does every k-th step is found where k divides one of these:
-# each has more divisors than any smaller number. Work that data choose is found by their number.
+# Many runs are short. Work that a program does every k-th step is found where k divides one of
+# these: each has more divisors than any smaller number. Work that data choose is found by how many
+# they are.
 _EARLY: Final = (12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840)
 _MORE_OFTEN: Final = 10  # times as often, where costs vary
 

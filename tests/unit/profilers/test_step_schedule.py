@@ -51,7 +51,8 @@ def test_routing_by_data_is_reported_once_and_sampled() -> None:
         for one in found
         if "same" in str(one.message) or "cost" in str(one.message)
     ]
-    first = next(step for step in range(11, 21) if next_verified(step, 10, varies=False) == step)
+    verified = {step for step in range(2, 21) if next_verified(step, 10, varies=False) == step}
+    first = min(step for step in verified if step > 10)
     assert len(texts) == 1
     assert texts[0].startswith(
         f"step {first} has the signature of an earlier step and another cost"
@@ -59,7 +60,27 @@ def test_routing_by_data_is_reported_once_and_sampled() -> None:
     assert meter.is_estimate
     costs = [2 * B * IN * (OUT if is_large else 1) + 1 for is_large in goes_to_large]
     sample = costs[first:]  # 10 times as often as every 10 steps
-    assert meter.total_flops == costs[0] + sum(sample) * 99 // len(sample)
+    counted = [costs[step - 1] for step in (1, *verified) if step <= first] + sample
+    mean_of_others = sum(sample) * (100 - len(counted)) // len(sample)
+    assert meter.total_flops == sum(counted) + mean_of_others
+
+
+def test_run_whose_steps_are_all_counted_is_exact_where_the_cost_varies() -> None:
+    model, expected = Routed(), 0
+    meter = FlopMeter(model, verify_every=1, window=7)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(20):
+            is_large = step % 3 == 0
+            with meter.step():
+                model(torch.full((B, IN), 1.0 if is_large else -1.0))
+            cost = 2 * B * IN * (OUT if is_large else 1) + 1
+            expected += cost
+            assert meter.last_step.total_flops == cost
+            assert meter.total_flops == expected
+    assert not meter.is_estimate
+    # Of the last seven, 13 to 19, steps 15 and 18 are large.
+    assert meter.window.total_flops == 7 * (2 * B * IN + 1) + 2 * 2 * B * IN * (OUT - 1)
 
 
 def test_verified_step_that_costs_the_same_is_not_reported(model: nn.Module) -> None:
