@@ -66,7 +66,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def _parts_of(value: Any) -> Iterable[Any]:
     if isinstance(value, (list, tuple)):
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):  # to ask the abstract class takes ten times as long
         return value.values()
     if dataclasses.is_dataclass(value):
         return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
