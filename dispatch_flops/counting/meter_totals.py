@@ -22,11 +22,11 @@ _NUMBERS = (*_COUNTS, "seconds")
 class Part(Protocol):
     """What steps consist of.
 
-    runs: how often it ran; timed_runs: of these, the ones in steps whose time is known.
+    runs: how often it ran; untimed_runs: of these, the ones in steps whose time is not known.
     """
 
     runs: int
-    timed_runs: int
+    untimed_runs: int
 
     @property
     def is_estimate(self) -> bool:
@@ -45,7 +45,7 @@ class ExactPart:
 
     once: Amounts
     runs: int = 0
-    timed_runs: int = 0
+    untimed_runs: int = 0
 
     @property
     def is_estimate(self) -> bool:
@@ -85,19 +85,20 @@ class MeterTotals:
         self, parts: tuple[Part, ...], seconds: float | None, samples: int, tokens: int
     ) -> None:
         """Add a step; its time counts for nothing if the clock was set back in it."""
-        is_timed = False
-        if seconds is not None and seconds >= 0:  # not NaN
-            is_timed = True
-            self.timed_steps += 1
-            self.timed_tokens += tokens
-            self.seconds += seconds
-        self.recent.append((parts, seconds if is_timed else None, samples, tokens))
         self.steps += 1
         self.samples += samples
         self.tokens += tokens
         for part in parts:
             part.runs += 1
-            part.timed_runs += is_timed
+        if seconds is not None and seconds >= 0:  # not NaN
+            self.timed_steps += 1
+            self.timed_tokens += tokens
+            self.seconds += seconds
+        else:
+            seconds = None
+            for part in parts:
+                part.untimed_runs += 1
+        self.recent.append((parts, seconds, samples, tokens))
 
     def settle(self, parts: Iterable[Part]) -> None:
         """Add what the parts have cost for good: they are about to be forgotten."""
@@ -161,7 +162,7 @@ class MeterTotals:
         amounts, timed = self._earlier.copy(), self._earlier_timed.copy()
         for part in ran:
             amounts.update(part.total())
-            timed.update(part.amounts(part.timed_runs))
+            timed.update(part.amounts(part.runs - part.untimed_runs))
         is_estimate = self._earlier_is_estimate or any(part.is_estimate for part in ran)
         return amounts, timed, is_estimate
 

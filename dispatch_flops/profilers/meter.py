@@ -36,7 +36,6 @@ from dispatch_flops.profilers.meter_hooks import MeterHooks
 from dispatch_flops.profilers.model_state import ModelState
 from dispatch_flops.profilers.running_step import RunningStep, StepCounter
 from dispatch_flops.profilers.step_costs import Segment, States
-from dispatch_flops.profilers.step_positions import KnownPositions
 from dispatch_flops.profilers.step_schedule import next_verified
 from dispatch_flops.profilers.step_signature import call_signature, optimizer_signature
 from dispatch_flops.timing.devices import Now, checked_clock
@@ -132,12 +131,13 @@ class FlopMeter(MeteredRun):
         self.verify_every = verify_every  # also sets ``_verified_at``
         self._model = model
         self._now = checked_clock(now)
-        self._states, self._positions = States(), KnownPositions()
         self._counter = StepCounter(
             model,
             Conventions(causal=causal, flops=flops),
             registry.own_rules(custom_mapping),
         )
+        self._varies = False
+        self._forget_steps()
         self._state = ModelState(model)
         self._hooks = MeterHooks(
             model, optimizer, self._on_call, self._on_return, self._on_stepping, self._on_stepped
@@ -153,7 +153,7 @@ class FlopMeter(MeteredRun):
         self._stepping: FrameKey  # of the optimizer's step that runs, after ``start``
         # The last one that started outside a step; its closure may begin one.
         self._outer: tuple[FrameKey, Optimizer, Hashable] | None = None
-        self._is_started = self._varies = self._calls_itself = False
+        self._is_started = self._calls_itself = False
         self._warned: set[str] = set()
 
     def __reduce__(self) -> Any:
@@ -256,7 +256,8 @@ class FlopMeter(MeteredRun):
         if self._counter.session is not None:  # since an earlier step
             self._counter.discard()
             is_whole = self._counter.session is not None or is_whole
-        self._step = step = RunningStep(states, self._positions, self._counter, is_whole)
+        self._step = step = self._steps
+        step.restart(is_verified=is_whole)
         self._stated = 0
         if inputs is not None:
             self._call_batch(step, inputs)
@@ -289,10 +290,10 @@ class FlopMeter(MeteredRun):
                 )
             if self._states.is_full:
                 self._totals.settle(self._parts())
-                self._states, self._positions = States(varies=self._varies), KnownPositions()
-        if step.was_counted:
-            self._hooks.renew()
-            self._report(step)
+                self._forget_steps()
+            if step.was_counted:
+                self._hooks.renew()
+                self._report(step)
 
     def _drop(self) -> None:
         """Forget an unfinished step, and remove the hooks."""
@@ -422,9 +423,13 @@ class FlopMeter(MeteredRun):
         return self._model.modules()
 
     def _forget_parts(self) -> None:
-        self._states, self._positions = States(), KnownPositions()
         self._varies = False
+        self._forget_steps()
         self._verified_at = 0
+
+    def _forget_steps(self) -> None:
+        self._states = States(varies=self._varies)
+        self._steps = RunningStep(self._states, self._counter)
 
 
 def _is_called_within_itself(module: nn.Module) -> bool:

@@ -90,8 +90,12 @@ class MeterHooks:
     def remove(self) -> None:
         """Remove the hooks."""
         key = self._key
-        for table in self._installed:
-            table.pop(key, None)
+        try:
+            for table in self._installed:
+                del table[key]
+        except KeyError:  # the program, or an interrupt, was there before
+            for table in self._installed:
+                table.pop(key, None)
         self._installed = ()
 
     def _follow(self, optimizer: Optimizer, *_: Any) -> None:

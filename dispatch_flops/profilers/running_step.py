@@ -143,7 +143,7 @@ class StepCounter:
 
 
 class RunningStep:
-    """Path of one step through the states.
+    """Path of the step that runs through the states; one object serves one step after another.
 
     is_verified: the whole step is counted, whatever is known of it.
     was_counted: at least one of its segments was counted.
@@ -155,16 +155,21 @@ class RunningStep:
         "was_counted",
     )  # fmt: skip
 
-    def __init__(
-        self, states: States, positions: KnownPositions, counter: StepCounter, is_verified: bool
-    ) -> None:
+    def __init__(self, states: States, counter: StepCounter) -> None:
+        self.is_verified = self.was_counted = self.is_known = False
+        self._states = states
+        self._positions = KnownPositions()
+        self._counter = counter
+        self._counted: list[CountedRun] = []
+        self._at = self._positions.start
+
+    def restart(self, *, is_verified: bool) -> None:
+        """Begin another step; to make an object for each takes longer."""
         self.is_verified = is_verified
         self.was_counted = self.is_known = False
-        self._states = states
-        self._positions = positions
-        self._counter = counter
-        self._at = Position() if is_verified else positions.start
-        self._counted: list[CountedRun] = []
+        self._at = Position() if is_verified else self._positions.start
+        if self._counted:
+            self._counted = []
 
     @property
     def is_stepping(self) -> bool:

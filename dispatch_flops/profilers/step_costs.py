@@ -66,7 +66,7 @@ class CountedRun(ExactPart):
 class Segment:
     """What runs between a state and one of the events that can end it.
 
-    runs: how often it ran; timed_runs: of these, the ones in steps that were not counted at all.
+    runs: how often it ran; untimed_runs: of these, the ones in steps whose time is not known.
     counted: amounts of the runs that were counted, of which there are ``counted_runs``.
     sample: amounts of those of them that tell the cost of the others, ``sample_runs``.
     varies: two runs of the sample had different costs. is_random: the sample are those after that.
@@ -77,7 +77,7 @@ class Segment:
     state: State
     event: Hashable
     runs: int = 0
-    timed_runs: int = 0
+    untimed_runs: int = 0
     counted: Amounts = field(default_factory=Counter)
     counted_runs: int = 0
     sample: Amounts = field(default_factory=Counter)
@@ -102,6 +102,7 @@ class Segment:
                 self.varies = True
         self.is_of_first = not self.runs
         self.runs += 1
+        self.untimed_runs += 1  # counting takes time
         self.counted.update(amounts)
         self.counted_runs += 1
         self.sample.update(amounts)
@@ -117,7 +118,7 @@ class Segment:
         self.varies |= other.varies
         self.is_random |= other.is_random
         self.runs += other.runs
-        self.timed_runs += other.timed_runs
+        self.untimed_runs += other.untimed_runs
         self.counted.update(other.counted)
         self.counted_runs += other.counted_runs
         self.sample.update(other.sample)
