@@ -16,10 +16,11 @@ those of the run are processor times.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -82,7 +83,8 @@ def run(steps: int) -> None:
 def look_up(rounds: int = 800) -> None:
     """Compare a step of the meter with hooks that only look a signature up.
 
-    On a model and an optimizer that do next to nothing, so that little else is in the caches.
+    On a model and an optimizer that do next to nothing, so that little else is in the caches. Hooks
+    on optimizers are torch's for all of them: no way has any while another one is measured.
     """
 
     def make() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
@@ -95,10 +97,12 @@ def look_up(rounds: int = 800) -> None:
 
         return model, optimizer, run
 
-    def bare() -> Callable[[], None]:
-        return make()[-1]
+    @contextlib.contextmanager
+    def bare() -> Iterator[Callable[[], None]]:
+        yield make()[-1]
 
-    def looked_up() -> Callable[[], None]:
+    @contextlib.contextmanager
+    def looked_up() -> Iterator[Callable[[], None]]:
         model, optimizer, run = make()
         state, known = ModelState(model), dict[Any, int]()
 
@@ -110,9 +114,10 @@ def look_up(rounds: int = 800) -> None:
 
         model.register_forward_pre_hook(on_call, with_kwargs=True)
         optimizer.register_step_pre_hook(on_stepping)
-        return run
+        yield run
 
-    def metered() -> Callable[[], None]:
+    @contextlib.contextmanager
+    def metered() -> Iterator[Callable[[], None]]:
         model, optimizer, run = make()
         meter = FlopMeter(model, optimizer, verify_every=0)
 
@@ -120,25 +125,27 @@ def look_up(rounds: int = 800) -> None:
             with meter.step():
                 run()
 
-        for _ in range(5):
-            step()
-        return step
+        yield step
 
-    def started() -> Callable[[], None]:
+    @contextlib.contextmanager
+    def started() -> Iterator[Callable[[], None]]:
         model, optimizer, run = make()
-        FlopMeter(model, optimizer, verify_every=0).start()
-        for _ in range(5):
-            run()
-        return run
+        meter = FlopMeter(model, optimizer, verify_every=0)
+        meter.start()
+        yield run
+        meter.stop()
 
-    ways = bare(), looked_up(), started(), metered()
+    ways = bare, looked_up, started, metered
     found: list[list[float]] = [[] for _ in ways]
     for _ in range(rounds):
         for times, way in zip(found, ways, strict=True):
-            start = time.perf_counter()
-            for _ in range(20):
-                way()
-            times.append((time.perf_counter() - start) / 20)
+            with way() as step:
+                for _ in range(10):
+                    step()
+                start = time.perf_counter()
+                for _ in range(50):
+                    step()
+                times.append((time.perf_counter() - start) / 50)
     plain, looked, hooked, whole = (min(times) * 1e6 for times in found)
     rows = [
         ("hooks that look up the signatures", looked - plain),
