@@ -26,7 +26,11 @@ from dispatch_flops.memory.found_workspaces import (
 )
 from dispatch_flops.memory.kernel_allocations import KernelAllocations
 from dispatch_flops.memory.replaced_operators import may_replace, node_replacing
-from dispatch_flops.memory.reused_arguments import reused_storage
+from dispatch_flops.memory.reused_arguments import (
+    ACCUMULATION,
+    reused_storage,
+    storage_of_product,
+)
 from dispatch_flops.memory.run_memory import Memory
 from dispatch_flops.memory.storages import allocation_of, storages_in, tensors_taken
 from dispatch_flops.operators.conventions import Conventions
@@ -53,14 +57,14 @@ class _Operator:
     func: the overload, whose id must not be given to another. takes: its tensors; see
     ``tensors_taken``. is_annotation: it only names a range. allocates: results may be new storages.
     is_plain: that is all that it allocates. may_reuse: in a backward pass, a result may take the
-    place of an argument. may_differ: that, or it may run in place of another operator. is_in_place:
-    it changes an argument. Only sparse ones get other storages then, or in a view. is_reported: the
-    allocator is asked for the workspace of its calls.
+    place of an argument. is_sum: in ``linear`` as well. may_differ: that, or it may run in place of
+    another operator. is_in_place: it changes an argument. Only sparse ones get other storages then,
+    or in a view. is_reported: the allocator is asked for the workspace of its calls.
     """
 
     __slots__ = (
         "allocates", "allocation", "func", "is_annotation", "is_in_place", "is_plain",
-        "is_reported", "may_differ", "may_reuse", "takes", "workspace",
+        "is_reported", "is_sum", "may_differ", "may_reuse", "takes", "workspace",
     )  # fmt: skip
 
     def __init__(self, func: Any, *, is_exact: bool) -> None:
@@ -74,6 +78,7 @@ class _Operator:
         self.allocates = self.allocation not in ("none", "in place")
         self.is_plain = is_exact and self.allocation in ("result", "reuse")
         self.may_reuse = self.allocation == "reuse"
+        self.is_sum = self.may_reuse and func.name() == ACCUMULATION
         self.may_differ = self.may_reuse or may_replace(func)
 
 
@@ -159,13 +164,18 @@ class MemoryMode(CountingMode):
         peak = self._peak
         if made_in is not peak.made_in:
             peak = self._moved_to(made_in, () if operator.takes == "none" else (args, kwargs))
-        if operator.may_differ and self._phase == "backward":
-            if operator.may_reuse:
-                storage = reused_storage(func, args, kwargs, out, self._blocks.is_latest)
+        if operator.may_differ:
+            if operator.is_sum:
+                storage = storage_of_product(args, kwargs, out, self._blocks.is_latest)
                 if storage is not None:
                     self._blocks.reused(storage)
-            elif node := node_replacing(func):
-                self._memory.unseen.add(node)
+                elif self._phase == "backward":
+                    self._note_reused(func, args, kwargs, out)
+            elif self._phase == "backward":
+                if operator.may_reuse:
+                    self._note_reused(func, args, kwargs, out)
+                elif node := node_replacing(func):
+                    self._memory.unseen.add(node)
         if operator.is_plain and (is_tensor or out.__class__ is tuple):
             try:
                 for tensor in (out,) if is_tensor else out:
@@ -204,6 +214,12 @@ class MemoryMode(CountingMode):
         if now > peak.threshold:
             peak.note(now, func, self._blocks.allocations)
         return out
+
+    def _note_reused(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Note that a result of a backward pass takes the place of an argument, if it does."""
+        storage = reused_storage(func, args, kwargs, out, self._blocks.is_latest)
+        if storage is not None:
+            self._blocks.reused(storage)
 
     def _meet_unknown(self, arguments: Any) -> None:
         """Note the storages among the arguments that no operator returned."""

@@ -1,8 +1,9 @@
-"""Arguments that torch computes a backward pass's results in, where no dispatch mode is on.
+"""Arguments that torch computes results in, where no dispatch mode is on.
 
 Under a dispatch mode, torch treats every tensor as a subclass, and then computes out of place.
 Sources: can_accumulate_inplace, torch/csrc/autograd/input_buffer.cpp; areAnyTensorSubclassLike
-in torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/TensorSubclassLikeUtils.h.
+in torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/TensorSubclassLikeUtils.h; linear in
+aten/src/ATen/native/Linear.cpp.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import torch
 from dispatch_flops import _torch
 from dispatch_flops._torch import FakeTensor, OpOverload
 
+_forward_mode = torch.autograd.forward_ad
+
 _ALONE = 2  # references to a storage: of its only tensor, and of its Python object
 # References to a tensor: of what holds it in C++, of its Python object, and two of the call.
 _HELD_ONCE = 4
 _PLAIN = (torch.Tensor, FakeTensor)
-_ACCUMULATION = "aten::add.Tensor"
+_WITH_BIAS = (*_PLAIN, torch.nn.Parameter)
+ACCUMULATION = "aten::add.Tensor"
 _INTO_ZEROS = frozenset((
     "aten::index_add", "aten::index_put", "aten::masked_scatter", "aten::put", "aten::scatter.src",
     "aten::scatter_add",
@@ -29,8 +33,8 @@ _INTO_ZEROS = frozenset((
 
 
 def may_reuse(name: str) -> bool:
-    """Return True for the name of an operator that the engine may compute in its first argument."""
-    return name == _ACCUMULATION or name in _INTO_ZEROS
+    """Return True for the name of an operator that torch may compute in its first argument."""
+    return name == ACCUMULATION or name in _INTO_ZEROS
 
 
 def reused_storage(
@@ -52,11 +56,35 @@ def reused_storage(
     if _python_references(args) != _FEWEST_REFERENCES or not _can_hold(args[0], out):
         return None
     storage: torch.UntypedStorage = args[0].untyped_storage()
-    if func.name() == _ACCUMULATION:
+    if func.name() == ACCUMULATION:
         may_hold = _may_take(args[0], args[1]) and not _is_summed_by_node()
     else:
         may_hold = is_latest(storage)
     return storage if may_hold else None
+
+
+def storage_of_product(
+    args: Any,
+    kwargs: Any,
+    out: torch.Tensor,
+    is_latest: Callable[[torch.UntypedStorage], bool],
+) -> torch.UntypedStorage | None:
+    """Return the storage of a product that ``linear`` would add its bias to in place, else None.
+
+    It does so where the product and the bias are not one operator, as with an input that has gaps.
+
+    args, kwargs: of an operator that may be that sum. is_latest: as in ``reused_storage``.
+    """
+    if kwargs or _python_references(args) != _FEWEST_REFERENCES:
+        return None
+    product, bias = args
+    if bias.__class__ not in _WITH_BIAS or bias.dim() != 1 or not _can_hold(product, out):
+        return None
+    # In TorchScript, and in the transforms of torch.func, other references hold a product.
+    if _torch.tensor_use_count(product) != _HELD_ONCE or _forward_mode._current_level >= 0:
+        return None
+    storage: torch.UntypedStorage = product.untyped_storage()
+    return storage if is_latest(storage) else None
 
 
 def _python_references(args: Any) -> int:
