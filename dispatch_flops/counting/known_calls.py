@@ -326,7 +326,8 @@ def _flattened(args: Any) -> tuple[Any, ...]:
 
 
 def _is_list_of_tensors(arg: Any) -> bool:
-    return arg.__class__ is list and bool(arg) and isinstance(arg[0], Tensor)
+    """Return True for a list of tensors, some of which may be None, as in ``x[:, indices]``."""
+    return arg.__class__ is list and bool(arg) and (arg[0] is None or isinstance(arg[0], Tensor))
 
 
 def _comparable_keywords(func: OpOverload) -> frozenset[str]:

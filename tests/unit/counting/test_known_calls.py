@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -43,7 +44,7 @@ def ones(*shape: int, **options: Any) -> Tensor:
 
 
 x, w, bias = ones(3, 5), ones(7, 5), ones(7)
-rows = ones(11, 13)
+rows, columns = ones(11, 13), ones(11, 3)
 z, like_x, scales = ones(3, 5), ones(3, 5), (ones(5), ones(5))
 order = torch.argsort(rows)
 signal, kernel = ones(1, 2, 9), ones(3, 2, 3)
@@ -325,6 +326,30 @@ def test_calls_whose_lists_have_other_lengths_are_told_apart() -> None:
 def test_lists_of_numbers_are_compared_as_lists() -> None:
     flattened = known_calls._flattened(([x, z], [2, 3], [], 0.5))
     assert flattened == (x, z, [2, 3], [], 0.5)
+
+
+def scatter_columns(indices: Tensor) -> Tensor:
+    return torch.ops.aten.index_put(rows, [None, indices], columns, True)  # type: ignore[no-any-return]
+
+
+def test_indices_after_a_whole_dimension_need_no_signature(unsigned: Program) -> None:
+    """Torch gives None for the dimension, and so the list begins with it."""
+    first, second = torch.tensor([1, 5, 2]), torch.tensor([7, 2, 2])
+    expected = cost_of(partial(scatter_columns, first))
+    cost_of(*[partial(scatter_columns, first)] * 3)
+    unsigned()
+    assert cost_of(*[partial(scatter_columns, second)] * 2) == expected
+
+
+def test_no_indices_are_kept() -> None:
+    found = []
+    with FlopCounterMode(display=False):
+        for _ in range(4):
+            indices = torch.tensor([1, 5, 2])
+            found.append(weakref.ref(indices))
+            scatter_columns(indices)
+            del indices
+            assert found[-1]() is None
 
 
 def test_calls_with_and_without_optional_tensors_need_no_signature(unsigned: Program) -> None:
