@@ -370,10 +370,17 @@ def _as_modules(mods: Any) -> tuple[nn.Module, ...] | dict[str, nn.Module]:
 
 
 def _checked(optimizers: Any) -> tuple[Any, ...]:
-    given = tuple(optimizers) if isinstance(optimizers, Iterable) else (optimizers,)
-    is_one = not isinstance(optimizers, Iterable) or isinstance(optimizers, str)
-    if is_one or not all(hasattr(optimizer, "param_groups") for optimizer in given):
-        raise ConfigError(f"optimizers={optimizers!r:.60}: pass a list of optimizers, as [opt]")
+    if not isinstance(optimizers, Iterable) or isinstance(optimizers, str):
+        raise ConfigError(
+            f"optimizers is of type {type(optimizers).__name__}; pass a list of them, as [opt]"
+        )
+    given = tuple(optimizers)
+    for optimizer in given:
+        if not hasattr(optimizer, "param_groups"):
+            raise ConfigError(
+                f"optimizers holds an object of type {type(optimizer).__name__}; pass a list of "
+                "torch.optim.Optimizer, as [opt]"
+            )
     return given
 
 

@@ -774,10 +774,21 @@ def test_table_of_no_number_of_levels_is_refused() -> None:
         ({"flops": "matmuls"}, '"all" or "contractions"'),
         ({"mesh": "dp"}, "mesh is of type str; pass a DeviceMesh or None"),
         *(
-            ({"optimizers": none}, "optimizers=.*: pass a list of optimizers")
-            for none in (5, None, "SGD", [None], [nn.Linear(3, 5)])
+            (
+                {"optimizers": none},
+                f"optimizers is of type {kind}; pass a list of them, as .opt",
+            )
+            for none, kind in (
+                (5, "int"),
+                (None, "NoneType"),
+                ("SGD", "str"),
+                (torch.optim.SGD([torch.ones(1)]), "SGD"),
+            )
         ),
-        ({"optimizers": torch.optim.SGD([torch.ones(1)])}, "pass a list of optimizers, as .opt."),
+        *(
+            ({"optimizers": [none]}, f"optimizers holds an object of type {kind}; pass a list of")
+            for none, kind in ((None, "NoneType"), (nn.Linear(3, 5), "Linear"))
+        ),
         *(
             ({"depth": depth}, "depth=.*: pass an int of at least 0, or None")
             for depth in ("2", 2.5, -1)
