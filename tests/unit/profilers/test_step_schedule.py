@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,15 @@ def test_verified_step_that_costs_the_same_is_not_reported(model: nn.Module) -> 
 
 RANDOM_STEPS = {865, 1138}  # of the first and the second 1,000
 EARLY = (12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840)  # with many divisors
+
+
+def test_documents_name_the_early_steps() -> None:
+    listed = f"{', '.join(map(str, EARLY[:-1]))} and {EARLY[-1]}"
+    assert listed in " ".join(str(FlopMeter.__doc__).split())
+    cookbook = Path(__file__).parents[3] / "benchmarks" / "cookbook.md"
+    assert len(EARLY) == 11
+    told = f"before that eleven early steps are, from {EARLY[0]} to {EARLY[-1]}"
+    assert told in " ".join(cookbook.read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize(
