@@ -25,8 +25,9 @@ class MeterReading(StepTotals):
     operators: their cost, one total for each phase, dtype and family of kernels.
     uncounted: ``{operator: calls}`` of what has no known cost; with one entry or more, all figures
         are lower bounds.
-    is_estimate: the cost of a step depends on more than its signature, or a part of it ran only
-        while it was not counted.
+    is_estimate: the MACs or FLOPs of a step depend on more than its signature, or a part of it ran
+        only while it was not counted. Bytes, which data change a little in many models, are not
+        compared.
     timed_steps: of the steps, those that ran without the counter. Rates and utilisations are of
         these alone, with their ``timed_operators``, ``timed_tokens`` and wall time ``seconds``.
     devices: number of ranks whose figures are summed.
