@@ -45,9 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    from tests.end_to_end.sweep.sampling import EIGHTH, SEED
+    from tests.end_to_end.sweep.sampling import EIGHTH, MOST, SEED
 
-    share = "all samples" if config.getoption("--whole") else f"one sample in {EIGHTH}"
+    share = "all samples" if config.getoption("--whole") else f"one in {EIGHTH}, at most {MOST}"
     return (
         f"operator sweep: {share}, seed {SEED}; "
         f"properties of any profile: {settings().max_examples} examples"

@@ -1,6 +1,7 @@
 """Report how much of torch's operator database is covered.
 
-``python -m tests.end_to_end.sweep [EVERY]`` runs one sample in EVERY, by default all of them.
+``python -m tests.end_to_end.sweep [EVERY]`` runs one sample in EVERY of a case, at most 16; by
+default all of them.
 """
 
 from __future__ import annotations

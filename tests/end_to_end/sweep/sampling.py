@@ -8,16 +8,23 @@ from typing import TypeVar
 
 SEED = 2013
 EIGHTH = 8
+# Of one case. Where there are more than eight times as many, they are the product of a few options.
+MOST = 16
 
 T = TypeVar("T")
 
 
 def one_in(every: int, samples: Sequence[T], *, case: str) -> Sequence[T]:
-    """Return one sample in ``every``, at least one, the same ones on every machine.
+    """Return one sample in ``every``, at least one and at most ``MOST``; all of them for 1.
 
-    case: its id, which with the seed decides at which sample to start.
+    The same ones on every machine, drawn, and not at equal distances: in a product of options, as
+    databases list them, those of a distance of 8 would all have the same last options.
+
+    case: its id, which with the seed decides.
     """
-    if not samples:
+    if not samples or every == 1:
         return samples
-    start = random.Random(f"{SEED} {case}").randrange(min(every, len(samples)))
-    return samples[start::every]
+    draw = random.Random(f"{SEED} {case}")
+    share = len(range(draw.randrange(min(every, len(samples))), len(samples), every))
+    chosen = draw.sample(range(len(samples)), min(share, MOST))
+    return [samples[index] for index in sorted(chosen)]

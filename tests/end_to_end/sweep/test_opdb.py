@@ -1,6 +1,6 @@
 """The counter changes no result of torch's operator and module databases and knows every operator.
 
-One sample in eight of every case by default, all of them with ``--whole``.
+One sample in eight of every case by default, at most 16; all of them with ``--whole``.
 """
 
 from __future__ import annotations

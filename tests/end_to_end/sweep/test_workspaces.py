@@ -28,13 +28,12 @@ from tests.end_to_end.sweep.opdb import (
     seed_all,
     tensors,
 )
-from tests.end_to_end.sweep.sampling import one_in
+from tests.end_to_end.sweep.sampling import MOST, one_in
 
 pytestmark = pytest.mark.slow
 
 CASES = cases_by_name()
 LARGEST = 2  # samples of each case
-MOST = 64  # programs of a layer, about; one has thousands
 NUMBERS = 128  # bytes of the numbers, and of the sizes, that a kernel makes tensors of
 # Tensors that are nested without a jagged layout; benchmarks/limits.md states this.
 NOT_SEEN = {"aten.to_padded_tensor.default"}
