@@ -23,9 +23,9 @@ def job(mesh, rows):
     model = torch.nn.Linear(7, 11 * mesh.size(), bias=False)
     return model, lambda: model(torch.ones(rows, 7)).sum().backward()
 """
-LLAMA = {
-    "model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50,
+LLAMA = {  # of sizes that 2 x 3 ranks divide: one rank stands for all
+    "model_type": "llama", "hidden_size": 24, "intermediate_size": 42, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 54,
     "max_position_embeddings": 64,
 }  # fmt: skip
 MACHINE = {
@@ -151,8 +151,8 @@ def test_plan_of_a_model_on_a_mesh_shards_it_by_itself(run: Run) -> None:
     )  # fmt: skip
     assert result.code == 0, result.err
     rows = rows_of(result.out)
-    attention, mlp, norms = 24 * (24 + 12 + 12 + 24), 3 * 24 * 40, 2 * 24
-    params = 2 * (attention + mlp + norms) + 24 + 2 * 50 * 24
+    attention, mlp, norms = 24 * (24 + 12 + 12 + 24), 3 * 24 * 42, 2 * 24
+    params = 2 * (attention + mlp + norms) + 24 + 2 * 54 * 24
     assert rows["devices"] == ["6", "6"]
     assert rows["parameters"] == [f"{params / 1e3:.2f} K"] * 2
     # Layers are gathered in forward and backward and reduced, the root is gathered once.
