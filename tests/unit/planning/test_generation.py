@@ -33,7 +33,7 @@ from dispatch_flops.planning.generation import plan_generate
 from dispatch_flops.planning.packed_sequences import NewTokens, parse_sequences
 from dispatch_flops.renderers import plan_table
 
-LAYERS, HEADS, KV_HEADS, HEAD, FFN, VOCAB = 3, 4, 2, 10, 56, 101
+LAYERS, HEADS, KV_HEADS, HEAD, FFN, VOCAB = 2, 6, 3, 8, 56, 101
 HIDDEN = HEADS * HEAD
 BATCH, PROMPT, NEW, F32 = 5, 37, 11, 4
 LINEAR = LAYERS * (2 * HIDDEN * HEADS * HEAD + 2 * HIDDEN * KV_HEADS * HEAD + 3 * HIDDEN * FFN)
