@@ -126,7 +126,7 @@ def figures(profile: Profile) -> dict[str, Any]:
 
 # On a real rank, gloo's thread may release what it sent a moment after the program goes on. A job
 # runs this often, so that it released in time in one of the runs.
-ATTEMPTS = 4
+ATTEMPTS = 3
 
 
 def peaks(profile: Profile) -> dict[str, dict[str, int]]:
