@@ -249,7 +249,8 @@ def _differences(case: Case, sample: Any, grad: bool) -> set[str]:
     with torch.inference_mode():
         inferred = _counts(case, sample, False)
     found = set() if inferred == forward else {f"{forward}, in inference mode {inferred}"}
-    here, there = _counts(case, sample, grad), _counts(case, _on_meta(sample), grad)
+    here = _counts(case, sample, grad) if grad else forward
+    there = _counts(case, _on_meta(sample), grad)
     if there is None:
         return found | {"raised"}
     return found if there == here else found | {f"{here}, on meta {there}"}
