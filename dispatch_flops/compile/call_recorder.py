@@ -75,8 +75,8 @@ class CallRecorder:
     ) -> str | None:
         """Note that a call begins; return the mark of its nodes, or None without a formula."""
         known = self._rules.get(id(backend))
-        # DDP's backend splits the graph for another one.
-        possible = self._rules.values() if known is None else (known,)
+        # DDP's backend splits the graph for another one. One of them may be collected meanwhile.
+        possible = list(self._rules.values()) if known is None else (known,)
         cls = _torch.class_of(module)
         if not any(cls in registry.module_rules(rules) for rules in possible):
             return None
