@@ -122,6 +122,50 @@ def test_captured_graph_when_replayed_counts_once() -> None:
     assert counter.profile.total().macs == 8 * 64 * 32
 
 
+@pytest.mark.parametrize("rounding", [1, 512])
+def test_peak_of_a_training_step_is_that_of_the_allocator(rounding: int) -> None:
+    """Of operators whose kernels allocate nothing for themselves: the second step, with state."""
+    rows, columns, layers = 37, 101, 3
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(rows, columns))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight).tanh()
+
+    figure = "requested_bytes" if rounding == 1 else "allocated_bytes"  # the latter are rounded up
+
+    def allocated(when: str) -> int:
+        torch.cuda.synchronize()
+        bytes_: int = torch.cuda.memory_stats()[f"{figure}.all.{when}"]
+        return bytes_
+
+    model = nn.Sequential(*(Scaled() for _ in range(layers))).cuda()
+    x = torch.ones(rows, columns, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        y = model(x)
+        y.backward(torch.ones_like(y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    before = allocated("current")
+    torch.cuda.reset_peak_memory_stats()
+    with FlopCounterMode(
+        model, display=False, memory=True, memory_rounding=rounding, optimizers=[optimizer]
+    ) as counter:
+        step()
+    tensor = -(-rows * columns * 4 // rounding) * rounding
+    held = (layers + 1 + 2 * layers) * tensor  # parameters, the input and AdamW's two moments
+    memory = counter.profile.memory
+    assert memory is not None and memory.devices[0].device == "cuda:0"
+    assert memory.peak_bytes - held == allocated("peak") - before
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_device_name_of_a_model_on_the_second_device_is_its_own(
     monkeypatch: pytest.MonkeyPatch,
