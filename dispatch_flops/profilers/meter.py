@@ -144,7 +144,7 @@ class FlopMeter(MeteredRun):
         )
         self._ends_with_optimizer = optimizer is not None
         self._entered = 0  # blocks so far
-        self._step: RunningStep | None = None
+        self._step: RunningStep | None = None  # ``_path`` while a step runs
         self._thread = 0  # that of the step
         self._begun_s = 0.0
         self._size = _NO_SIZE  # samples and tokens of the next block
@@ -256,7 +256,7 @@ class FlopMeter(MeteredRun):
         if self._counter.session is not None:  # since an earlier step
             self._counter.discard()
             is_whole = self._counter.session is not None or is_whole
-        self._step = step = self._steps
+        self._step = step = self._path
         step.restart(is_verified=is_whole)
         self._stated = 0
         if inputs is not None:
@@ -429,7 +429,7 @@ class FlopMeter(MeteredRun):
 
     def _forget_steps(self) -> None:
         self._states = States(varies=self._varies)
-        self._steps = RunningStep(self._states, self._counter)
+        self._path = RunningStep(self._states, self._counter)
 
 
 def _is_called_within_itself(module: nn.Module) -> bool:

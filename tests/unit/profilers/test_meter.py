@@ -752,7 +752,7 @@ def test_more_histories_than_are_kept_are_counted_right(
             for count in rows:
                 model(torch.ones(count, IN))
         expected += sum(map(forward, rows))
-        assert meter._steps._positions._number <= 7
+        assert meter._path._positions._number <= 7
     assert meter.total_flops == expected
     assert meter.run.timed_steps > 30
 
