@@ -164,18 +164,8 @@ class MemoryMode(CountingMode):
         peak = self._peak
         if made_in is not peak.made_in:
             peak = self._moved_to(made_in, () if operator.takes == "none" else (args, kwargs))
-        if operator.may_differ:
-            if operator.is_sum:
-                storage = storage_of_product(args, kwargs, out, self._blocks.is_latest)
-                if storage is not None:
-                    self._blocks.reused(storage)
-                elif self._phase == "backward":
-                    self._note_reused(func, args, kwargs, out)
-            elif self._phase == "backward":
-                if operator.may_reuse:
-                    self._note_reused(func, args, kwargs, out)
-                elif node := node_replacing(func):
-                    self._memory.unseen.add(node)
+        if operator.may_differ and (operator.is_sum or self._phase == "backward"):
+            self._note_difference(operator, args, kwargs, out)
         if operator.is_plain and (is_tensor or out.__class__ is tuple):
             try:
                 for tensor in (out,) if is_tensor else out:
@@ -215,9 +205,18 @@ class MemoryMode(CountingMode):
             peak.note(now, func, self._blocks.allocations)
         return out
 
-    def _note_reused(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Note that a result of a backward pass takes the place of an argument, if it does."""
-        storage = reused_storage(func, args, kwargs, out, self._blocks.is_latest)
+    def _note_difference(
+        self, operator: _Operator, args: Any, kwargs: Mapping[str, Any], out: Any
+    ) -> None:
+        """Note where a run without the mode would take less memory, or another operator."""
+        storage, is_latest = None, self._blocks.is_latest
+        if operator.is_sum:
+            storage = storage_of_product(args, kwargs, out, is_latest)
+        if storage is None and self._phase == "backward":
+            if operator.may_reuse:
+                storage = reused_storage(operator.func, args, kwargs, out, is_latest)
+            elif node := node_replacing(operator.func):
+                self._memory.unseen.add(node)
         if storage is not None:
             self._blocks.reused(storage)
 

@@ -108,13 +108,13 @@ class Memory:
             for module in modules:
                 for parameter in module._parameters.values():
                     # functional_call puts what it is given there: an inner step's results, say.
-                    if isinstance(parameter, nn.Parameter):
-                        self._bytes_if_noted(parameter, "parameters") or self._note(
-                            parameter, "parameters"
-                        )
+                    if not isinstance(parameter, nn.Parameter):
+                        continue
+                    if not self._bytes_if_noted(parameter, "parameters"):
+                        self._note(parameter, "parameters")
                 for buffer in module._buffers.values():
-                    if buffer is not None:
-                        self._bytes_if_noted(buffer, "buffers") or self._note(buffer, "buffers")
+                    if buffer is not None and not self._bytes_if_noted(buffer, "buffers"):
+                        self._note(buffer, "buffers")
 
     def _bytes_if_noted(self, tensor: torch.Tensor, role: Role) -> int:
         """Return the bytes of a tensor that has its role already; 0 if that is not known.

@@ -15,7 +15,7 @@ before the first calls of steps shows that data are prepared there.
 
 A run that was counted costs what was counted. The others cost what a sample of the counted ones
 tells. The first run may do what no later one does, such as fill a cache: it leaves the sample if a
-later one costs something else. Data may decide that, too, until ``_SURE`` runs have cost the same.
+later one costs something else. Until ``_SURE`` runs have cost the same, data may be the reason.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Segment:
     counted: amounts of the runs that were counted, of which there are ``counted_runs``.
     sample: amounts of those of them that tell the cost of the others, ``sample_runs``.
     varies: two runs of the sample had different costs. is_random: the sample are those after that.
-    is_of_first: the sample is the first run alone. has_left_first: that one has left the sample.
+    is_of_first: the sample is the first run alone. is_without_first: it has left the sample.
     last_unknown: the last step that ran it while its cost was not known; 0 if none.
     """
 
@@ -85,7 +85,7 @@ class Segment:
     varies: bool = False
     is_random: bool = False
     is_of_first: bool = False
-    has_left_first: bool = False
+    is_without_first: bool = False
     last_unknown: int = 0
 
     def add_counted(self, amounts: Amounts) -> None:
@@ -97,7 +97,7 @@ class Segment:
         elif self.sample_runs and not self.varies and not self.costs(amounts, runs=1):
             if self.is_of_first:
                 self._begin_sample()
-                self.has_left_first = True
+                self.is_without_first = True
             else:
                 self.varies = True
         self.is_of_first = not self.runs
@@ -114,7 +114,7 @@ class Segment:
     def add_runs_of(self, other: Segment) -> None:
         """Add the runs of another segment, which costs the same."""
         self.is_of_first = other.is_of_first and (self.is_of_first or not self.runs)
-        self.has_left_first |= other.has_left_first
+        self.is_without_first |= other.is_without_first
         self.varies |= other.varies
         self.is_random |= other.is_random
         self.runs += other.runs
@@ -140,7 +140,7 @@ class Segment:
     @property
     def is_unsure(self) -> bool:
         """True if the first run had another cost, and too few others were counted to tell why."""
-        return self.has_left_first and not self.varies and self.sample_runs < _SURE
+        return self.is_without_first and not self.varies and self.sample_runs < _SURE
 
     @property
     def is_estimate(self) -> bool:

@@ -8,8 +8,8 @@ import random
 from typing import Final
 
 # Many runs are short. Work that a program does every k-th step is found where k divides one of
-# these: each has more divisors than any smaller number. Work that data choose is found by how many
-# they are.
+# these: each has more divisors than any smaller number. Where data choose the cost, any two of
+# them may differ.
 _EARLY: Final = (12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840)
 _MORE_OFTEN: Final = 10  # times as often, where costs vary
 

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode
-from tests.helpers.allocator import peak_bytes
+from tests.helpers.allocator import counted_peak_bytes, peak_bytes
 
 BATCH, STEPS, INPUTS, OUTPUTS = 7, 13, 23, 71
 Function = Callable[[torch.Tensor, nn.Linear], torch.Tensor]
@@ -63,13 +63,7 @@ def difference(run: Callable[[], object], module: nn.Module, x: torch.Tensor) ->
     module.zero_grad()
     truth = peak_bytes(run, [*module.parameters(), x])
     module.zero_grad()
-    with FlopCounterMode(module, display=False, memory=True) as fc:
-        run()
-    memory = fc.profile.memory
-    assert memory is not None
-    assert not memory.is_lower_bound
-    assert sum(use.bytes for use in memory.at_peak) == memory.peak_bytes
-    return memory.peak_bytes - truth
+    return counted_peak_bytes(run, module) - truth
 
 
 @pytest.mark.parametrize("has_gradients", [False, True])

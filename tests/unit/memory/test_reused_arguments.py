@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode
 from dispatch_flops.distributed import simulate
-from tests.helpers.allocator import peak_bytes
+from tests.helpers.allocator import counted_peak_bytes, peak_bytes
 from tests.helpers.ranks import peaks
 
 ROWS, COLUMNS = 211, 97
@@ -111,13 +111,7 @@ def truth_and_ours(
     _, held, run = make()
     truth = peak_bytes(run, held)
     model, _, run = make()
-    with FlopCounterMode(model, display=False, memory=True) as counter:
-        run()
-    memory = counter.profile.memory
-    assert memory is not None
-    assert not memory.is_lower_bound
-    assert sum(use.bytes for use in memory.at_peak) == memory.peak_bytes
-    return truth, memory.peak_bytes
+    return truth, counted_peak_bytes(run, model)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
