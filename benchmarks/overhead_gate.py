@@ -6,7 +6,7 @@ Two processes, one per import root, run the same programs in turns on one core. 
 processor time that counting adds to the bare program, which runs just before it: the median over
 all turns of three pairs of processes, with garbage collection off. A figure that is more than 10 %
 above the other revision's is measured again, in seven pairs. The exit status is 1 if it is above
-10 % again.
+10 % again. Three pairs take four minutes on a quiet machine.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -81,7 +82,6 @@ def run_whole(model: Any, run: Callable[[], Any]) -> float:
 
 
 MEASURES = {
-    "plain": run_plain,
     "steady": run_steady,
     "one shot": run_once,
     "whole profile": run_whole,
@@ -89,7 +89,7 @@ MEASURES = {
 
 
 def work() -> None:
-    """Answer each line ``[program, measure]`` with the seconds of one run."""
+    """Answer each line ``[program, measure]`` with the seconds that counting adds to one run."""
     import overhead  # the file beside this one
     import torch
 
@@ -106,9 +106,10 @@ def work() -> None:
         model, run, _ = programs[program]
         gc.collect()
         gc.disable()
-        seconds = MEASURES[measure](model, run)
+        bare = run_plain(model, run)
+        added = MEASURES[measure](model, run) - bare
         gc.enable()
-        print(json.dumps(seconds), flush=True)
+        print(json.dumps(added), flush=True)
 
 
 # -- the comparison ---------------------------------------------------------------------------
@@ -118,9 +119,11 @@ def work() -> None:
 def revision_root(revision: str) -> Iterator[Path]:
     """Extract the package as it was at a revision; the working tree stays as it is."""
     command = ["git", "-C", str(ROOT), "archive", revision, "dispatch_flops"]
-    archive = subprocess.run(command, check=True, capture_output=True).stdout
+    archived = subprocess.run(command, capture_output=True)
+    if archived.returncode:
+        raise SystemExit(f"git has no package at {revision}: {archived.stderr.decode().strip()}")
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        with tarfile.open(fileobj=io.BytesIO(archived.stdout)) as files:
             files.extractall(folder, filter="data")
         yield Path(folder)
 
@@ -143,7 +146,7 @@ class Worker:
         if not found.is_relative_to(root):
             raise SystemExit(f"the worker imported {found}, which is not below {root}")
 
-    def seconds(self, program: str, measure: str) -> float:
+    def added_seconds(self, program: str, measure: str) -> float:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([program, measure]) + "\n")
         self._process.stdin.flush()
@@ -162,48 +165,64 @@ class Worker:
         return json.loads(line)
 
 
+Case = tuple[str, str]  # a program and a measure
+
+
 def added_seconds(
-    roots: tuple[Path, Path], core: int | None, program: str, measure: str, rounds: int
-) -> tuple[float, float]:
-    """Return the seconds that the package below each root adds to the bare program.
+    roots: tuple[Path, Path], cases: Sequence[Case], rounds: int
+) -> dict[Case, tuple[float, float]]:
+    """Return the seconds that the package below each root adds to the bare programs.
 
     That is the median of the rounds' medians. Each round has two new workers, for where a process
     happens to have its tensors makes a difference to it.
     """
-    added: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        workers = Worker(roots[0], core), Worker(roots[1], core)
-        differences: tuple[list[float], list[float]] = ([], [])
-        for turn in range(TURNS):
-            for side in (0, 1) if turn % 2 else (1, 0):
-                plain = workers[side].seconds(program, "plain")
-                differences[side].append(workers[side].seconds(program, measure) - plain)
-        for side, worker in enumerate(workers):
-            added[side].append(median(differences[side]))
-            worker.stop()
-    before, after = (max(median(seconds), ROUNDING_S) for seconds in added)
-    return before, after
+    medians: dict[Case, tuple[list[float], list[float]]] = {case: ([], []) for case in cases}
+    for number in range(rounds if cases else 0):
+        with workers(roots) as pair:
+            for case in cases:
+                added: tuple[list[float], list[float]] = ([], [])
+                for turn in range(TURNS):
+                    for side in (0, 1) if turn % 2 else (1, 0):
+                        added[side].append(pair[side].added_seconds(*case))
+                for side in (0, 1):
+                    medians[case][side].append(median(added[side]))
+        print(f"pair of processes {number + 1} of {rounds}", file=sys.stderr)
+    return {
+        case: (max(median(before), ROUNDING_S), max(median(after), ROUNDING_S))
+        for case, (before, after) in medians.items()
+    }
+
+
+@contextmanager
+def workers(roots: tuple[Path, Path]) -> Iterator[tuple[Worker, Worker]]:
+    """Start a worker for each root, both on one core."""
+    core = max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    pair = Worker(roots[0], core), Worker(roots[1], core)
+    yield pair
+    for worker in pair:
+        worker.stop()
 
 
 def compare(revision: str, only: str = "") -> int:
     """Print the overhead of both; return 1 if the working tree's is more than 10 % higher."""
-    core = max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    rows, slower = [], []
+    cases = [*product(filter(re.compile(only).search, PROGRAMS), MEASURES)]
+    if not cases:
+        raise SystemExit(f"no program matches {only!r}; there are {', '.join(PROGRAMS)}")
     with revision_root(revision) as root:
-        for program in filter(re.compile(only).search, PROGRAMS):
-            for measure in (name for name in MEASURES if name != "plain"):
-                compared = (root, ROOT), core, program, measure
-                before, after = added_seconds(*compared, rounds=ROUNDS)
-                if is_slower(before, after):
-                    before, after = added_seconds(*compared, rounds=MORE_ROUNDS)
-                if is_slower(before, after):
-                    slower.append(f"{program}, {measure}")
-                ratio = f"{after / before:.2f}"
-                rows.append([program, measure, f"{before * 1e3:.2f}", f"{after * 1e3:.2f}", ratio])
-                print(f"{program}: {measure}", file=sys.stderr)
+        added = added_seconds((root, ROOT), cases, ROUNDS)
+        doubted = [case for case in cases if is_slower(*added[case])]
+        added |= added_seconds((root, ROOT), doubted, MORE_ROUNDS)
+    rows = [
+        [*case, f"{before * 1e3:.2f}", f"{after * 1e3:.2f}", f"{after / before:.2f}"]
+        for case, (before, after) in added.items()
+    ]
     print(tabulate(rows, ["program", "added ms", revision, "working tree", "ratio"]))
-    for name in slower:
-        print(f"more than {LIMIT - 1:.0%} slower than {revision}: {name}", file=sys.stderr)
+    slower = [case for case in cases if is_slower(*added[case])]
+    for program, measure in slower:
+        print(
+            f"more than {LIMIT - 1:.0%} slower than {revision}: {program}, {measure}",
+            file=sys.stderr,
+        )
     return 1 if slower else 0
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.paths import BENCHMARKS
 
-PLAIN_S, BEFORE_S = 8.0, 2.0
+BEFORE_S = 2.0
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class FakeWorker:
-    """Takes ``BEFORE_S`` more than the bare program, or in the working tree ``after_s`` more."""
+    """Adds ``BEFORE_S`` to the bare program, or in the working tree ``after_s``, in turn."""
 
     after_s: tuple[float, ...] = (BEFORE_S,)
     asked = 0  # times that a process of the working tree was asked
@@ -32,13 +32,11 @@ class FakeWorker:
     def __init__(self, root: Path, core: int | None) -> None:
         self.is_working_tree = root != Path("/other")
 
-    def seconds(self, program: str, measure: str) -> float:
-        if measure == "plain":
-            return PLAIN_S
+    def added_seconds(self, program: str, measure: str) -> float:
         if not self.is_working_tree:
-            return PLAIN_S + BEFORE_S
+            return BEFORE_S
         type(self).asked += 1
-        return PLAIN_S + self.after_s[min(self.asked, len(self.after_s)) - 1]
+        return self.after_s[min(self.asked, len(self.after_s)) - 1]
 
     def stop(self) -> None: ...
 
@@ -49,10 +47,11 @@ class FakeWorker:
         ((2.0,), 0),
         ((2.19,), 0),
         ((2.21,), 1),
+        # A pair of processes answers 15 times for each of three measures.
         (((9.0,) * 7 + (2.1,) * 8) * 40, 0),  # the median of the turns counts
-        (((9.0,) * 15 + (2.1,) * 30) * 10, 0),  # the median of the pairs of processes counts
-        ((2.5,) * 45 + (2.1,), 0),  # what is slower is measured again
-        ((1.0,) * 45 + (2.5,), 1),  # the other measures are slower
+        (((9.0,) * 45 + (2.1,) * 90) * 10, 0),  # the median of the pairs of processes counts
+        ((2.5,) * 135 + (2.1,), 0),  # what is slower is measured again
+        (((1.0,) * 15 + (2.5,) * 30) * 3 + (2.5,), 1),  # one measure is faster, the others slower
     ],
 )
 def test_compare_fails_on_ten_per_cent(
