@@ -61,6 +61,7 @@ class Block(weakref.ref[Storage]):
 class Peak:
     """The most memory on a device in one phase, over what was there before.
 
+    made_in: the module and phase that ran; None where no operator has allocated anything.
     born, releases: numbers of the latest allocation and release then. released: blocks of then that
     are released since.
     workspace: bytes that the operator's kernel allocated for itself.
@@ -68,7 +69,7 @@ class Peak:
 
     __slots__ = ("born", "bytes", "made_in", "operator", "released", "releases", "workspace")
 
-    def __init__(self, made_in: ModulePhase) -> None:
+    def __init__(self, made_in: ModulePhase | None) -> None:
         self.bytes = -(1 << 62)
         self.born = self.releases = 0
         self.made_in = made_in
@@ -120,7 +121,8 @@ class ModulePeak:
 class DeviceBlocks:
     """Memory of one device.
 
-    before: bytes that were there before. now: bytes over these. peaks: by phase.
+    before: bytes that were there before. now: bytes over these. peaks: by phase; resting: stands
+    for them until an operator allocates something.
     modules: the peak of each module and phase. elsewhere: stands for them where no operator made a
     block. timeline: None if none is wanted.
     releases: number of the latest release that was noted.
@@ -130,7 +132,7 @@ class DeviceBlocks:
 
     __slots__ = (
         "before", "device", "elsewhere", "last_event", "modules", "now", "peaks", "releases",
-        "timeline",
+        "resting", "timeline",
     )  # fmt: skip
 
     def __init__(self, device: torch.device, timeline: Timeline | None) -> None:
@@ -139,6 +141,7 @@ class DeviceBlocks:
         self.before = self.now = self.releases = 0
         self.last_event = 0 if timeline is None else sys.maxsize  # which notes every release
         self.peaks: tuple[Peak, ...] = ()
+        self.resting = Peak(None)
         self.modules: dict[ModulePhase, ModulePeak] = {}
         self.elsewhere = ModulePeak(self, None)
 
@@ -151,10 +154,18 @@ class DeviceBlocks:
         if self.timeline is None:
             self.last_event = born
 
+    def note_resting(self, born: int) -> None:
+        """Note that the device holds a block that no operator made; ``born``: its number."""
+        peak = self.resting
+        if self.now > peak.bytes and not self.peaks:
+            peak.bytes, peak.born = self.now, born
+            peak.releases, peak.released = self.releases, []
+            self.note_event(born)
+
     def peak_of(self, made_in: ModulePhase) -> Peak:
         """Return the peak of the phase in which a module runs."""
         for peak in self.peaks:
-            if peak.made_in.phase == made_in.phase:
+            if peak.made_in is not None and peak.made_in.phase == made_in.phase:
                 return peak
         peak = Peak(made_in)
         self.peaks = (*self.peaks, peak)
@@ -224,6 +235,7 @@ class Blocks:
             self.allocations += 1
             block.born = self.allocations
             device.now += size
+        device.note_resting(block.born)
 
     def give_role(self, storage: Storage, role: Role) -> None:
         """Say what a storage is for, if it is known and has any memory."""
@@ -333,7 +345,7 @@ class Blocks:
         device.releases = number = device.releases + 1
         if device.timeline is not None:  # in one go with ``now``: another thread may note a point
             device.timeline.released.append((block.born, block.size, role))
-        for highest in device.peaks:
+        for highest in device.peaks or (device.resting,):
             if block.born <= highest.born and highest.releases < number:  # not noted since
                 highest.released.append((block, role))
         if role == "activations" and made_in is not None:

@@ -47,10 +47,13 @@ class _Block(NamedTuple):
 
 
 class _Peak(NamedTuple):
-    """A peak of a device. bytes: over what was there before. blocks: those allocated then."""
+    """A peak of a device. bytes: over what was there before. blocks: those allocated then.
+
+    made_in: None where no operator allocated anything.
+    """
 
     bytes: int
-    made_in: ModulePhase
+    made_in: ModulePhase | None
     operator: Any
     workspace: int
     blocks: list[_Block]
@@ -113,9 +116,7 @@ class MemoryReading:
 
     def attach_to(self, profile: Profile) -> Profile:
         """Return the profile with the memory of the run and of each module."""
-        devices = sorted(
-            map(self._freeze_device, self._devices), key=lambda device: -device.peak_bytes
-        )
+        devices = sorted(map(self._freeze_device, self._devices), key=_highest_first)
         used = tuple(device for device in devices if device.peaks)
         peaks = self._module_peaks(used[0].device if used else "")
         held = self._held_by_modules()
@@ -154,7 +155,7 @@ class MemoryReading:
             where = block.made_in
             fqn = None if where is None else self._names.shown(where.fqn)
             sums[block.role, fqn, None if where is None else where.phase] += block.size
-        if peak.workspace:
+        if peak.workspace and made_in is not None:
             sums["workspace", self._names.shown(made_in.fqn), made_in.phase] += peak.workspace
         uses = [
             MemoryUse(role=role, fqn=fqn, phase=phase, bytes=count)
@@ -167,7 +168,9 @@ class MemoryReading:
             uses=tuple(sorted(uses, key=_largest_first)),
         )
 
-    def _moment(self, made_in: ModulePhase, operator: Any) -> PeakMoment:
+    def _moment(self, made_in: ModulePhase | None, operator: Any) -> PeakMoment:
+        if made_in is None:
+            return PeakMoment(fqn="", phase="forward")
         return PeakMoment(
             fqn=self._names.shown(made_in.fqn), phase=made_in.phase, operator=str(operator)
         )
@@ -206,6 +209,12 @@ class MemoryReading:
         return found
 
 
+def _highest_first(device: DeviceMemory) -> Any:
+    """Order devices by their peaks, with those last on which no operator allocated anything."""
+    is_resting = all(peak.peak_at.operator is None for peak in device.peaks)
+    return is_resting, -device.peak_bytes
+
+
 def _largest_first(use: MemoryUse) -> Any:
     return -use.bytes, use.role, use.fqn or "", use.phase or ""
 
@@ -213,10 +222,11 @@ def _largest_first(use: MemoryUse) -> Any:
 def _read_device(device: DeviceBlocks, alive: list[_Block]) -> _Device:
     here = [block for block in alive if block.device == device.device]
     timeline = device.timeline
+    peaks = device.peaks or ((device.resting,) if device.before + device.resting.bytes > 0 else ())
     return _Device(
         device.device,
         device.before,
-        [_read_peak(device, peak, here) for peak in device.peaks],
+        [_read_peak(device, peak, here) for peak in peaks],
         {made_in: peak.bytes for made_in, peak in list(device.modules.items())},
         [] if timeline is None else list(timeline.frozen((b.born, b.size, b.role) for b in here)),
     )

@@ -51,7 +51,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMoment:
-    """The operator that allocated last before a peak; None where no operator ran."""
+    """The operator that allocated last before a peak; None where none allocated anything."""
 
     fqn: str
     phase: Phase
@@ -124,7 +124,7 @@ class MemoryProfile:
 
     Every figure is of the device with the highest peak, unless it says otherwise.
 
-    devices: one entry each, the highest peak first.
+    devices: one entry each, the highest peak first; then those that only held what was there.
     unseen: operators that ran and whose kernels allocate memory that is not known: where they
         have no formula for it, and run elsewhere than on the CPU, whose allocator reports it, or
         while another profiler of torch is on; and nodes of autograd that allocate less under a

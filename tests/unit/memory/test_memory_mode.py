@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from dispatch_flops import FlopCounterMode, Profile
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.memory import memory_mode
-from dispatch_flops.profile import MemoryProfile
+from dispatch_flops.profile import MemoryPeak, MemoryProfile, MemoryUse, PeakMoment
 from tests.helpers.addresses import made_at
 from tests.helpers.interrupting import TooLateError, interrupted_at
 
@@ -351,6 +351,46 @@ def test_each_device_has_a_peak() -> None:
     assert memory.peak_bytes == 5 * 7 * F32
 
 
+class OnMeta(nn.Module):
+    """Computes on the meta device with weights that stay on the CPU, as offloaded ones do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(11, 3)), nn.Parameter(torch.ones(11))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight.to("meta"), self.bias.to("meta"))
+
+
+def test_device_on_which_nothing_is_allocated_has_what_it_holds() -> None:
+    """It comes last, though it holds more: every figure is of a device where operators ran."""
+    model, x = OnMeta(), torch.ones(2, 3, device="meta")
+
+    with torch.no_grad():
+        on_meta, on_cpu = memory_of(lambda: model(x), model).devices
+    assert (on_meta.device, on_cpu.device) == ("meta", "cpu")
+    assert on_cpu.peaks == (
+        MemoryPeak(
+            peak_bytes=(11 * 3 + 11) * F32,
+            peak_at=PeakMoment(fqn="", phase="forward"),
+            uses=(MemoryUse(role="parameters", bytes=(11 * 3 + 11) * F32),),
+        ),
+    )
+
+
+def test_device_on_which_nothing_is_allocated_had_what_was_released_since() -> None:
+    held = [torch.ones(5, 7), torch.ones(13)]
+
+    def run() -> None:
+        torch.ones(3, device="meta")
+        held.pop().to("meta")
+        held.pop().to("meta")
+
+    _, on_cpu = memory_of(run).devices
+    assert on_cpu.peak_bytes == (5 * 7 + 13) * F32
+    assert sum(use.bytes for use in on_cpu.peaks[0].uses) == on_cpu.peak_bytes
+
+
 def test_meta_equals_cpu_to_the_byte() -> None:
     def step(device: str) -> Callable[[], None]:
         model = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5), nn.Linear(5, 7))
@@ -370,6 +410,7 @@ def test_meta_equals_cpu_to_the_byte() -> None:
     # AdamW keeps the number of steps of each of the 6 parameters on the CPU, wherever they are.
     steps = 6 * F32
     assert meta.peak_bytes + steps == cpu.peak_bytes
+    assert [device.peak_bytes for device in meta.devices] == [meta.peak_bytes, steps]
     state = meta.by_role().pop("optimizer state")
     assert meta.by_role() | {"optimizer state": state + steps} == cpu.by_role()
 
