@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -134,7 +135,8 @@ def diff(
             print(change.name, change.before, change.after)
 
     Raises ConfigError for an argument of the wrong type, for a phase that is neither a standard one
-    nor in either profile, and for a renamed module that ``before`` does not have.
+    nor in either profile, for a renamed module that ``before`` does not have, and for a new name
+    that another of its modules has.
     """
     for name, given in (("before", before), ("after", after)):
         if not isinstance(given, Profile | ProfileHolder):  # the holder's own error says more
@@ -148,6 +150,13 @@ def diff(
     for old in rename or ():
         if not any(_is_within(fqn, old) for fqn in modules[0]):
             raise ConfigError(f"{old!r} is renamed, but is not a module of the earlier profile")
+    names = Counter(_rename(fqn, rename or {}) for fqn in modules[0])
+    for name, count in names.most_common(1):
+        if count > 1:
+            raise ConfigError(
+                f"rename gives two modules of the earlier profile the name {name!r}; rename the "
+                "other one, too"
+            )
     modules[0] = _renamed(modules[0], lambda fqn: _rename(fqn, rename or {}))
     strip_prefix = strip_prefix.removesuffix(".")
     if strip_prefix:

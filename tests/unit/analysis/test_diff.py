@@ -47,6 +47,15 @@ def test_diff_with_a_wrong_option_names_it(option: dict[str, Any], message: str)
         analysis.diff(lenet5(), lenet5(), **option)
 
 
+def test_diff_whose_rename_gives_two_modules_one_name_is_refused() -> None:
+    first, second = [node.fqn for node in lenet5().root.children][:2]
+    with pytest.raises(ConfigError, match=f"rename gives two modules .* the name '{second}'"):
+        analysis.diff(lenet5(), lenet5(), rename={first: second})
+    swapped = analysis.diff(lenet5(), lenet5(), rename={first: second, second: first})
+    changes = {change.name: change for change in swapped.modules}
+    assert changes[second].before == changes[first].after != changes[second].after
+
+
 def test_diff_of_other_latencies_has_no_change() -> None:
     slower = dataclasses.replace(lenet5().root, seconds=timed(forward=1.0))
     difference = analysis.diff(lenet5(), Profile(root=slower))
