@@ -171,6 +171,7 @@ class ClusterProfile:
 
     def communication(self, phase: Phase | None = None) -> CommCost:
         """Return calls and bytes of communication of all known ranks together."""
+        self._check_phase(phase)
         costs = (
             total.cost * len(same)
             for rank, same in self.same_ranks().items()
@@ -187,9 +188,7 @@ class ClusterProfile:
 
         Raises ConfigError for another ``by`` or an unknown phase, KeyError for an unknown rank.
         """
-        if by not in BY:
-            raise ConfigError(f"by={by!r}: choose one of {', '.join(BY)}")
-        self._check_phase(phase)
+        self._check_figure(by, phase)
         return value_of(self.profiles[self.represented.get(rank, rank)], by, phase)
 
     def spread(self, by: By = "flops", phase: Phase | None = None) -> Spread | None:
@@ -229,6 +228,7 @@ class ClusterProfile:
         Stages are apart, because modules of different stages may have equal names. The stage is
         None without a pipeline. Communication is that of the module itself.
         """
+        self._check_figure(by, phase)
         classes = self.same_ranks()
         values: dict[tuple[int | None, str], dict[int, float]] = {}
         for rank, profile in self.profiles.items():
@@ -237,6 +237,11 @@ class ClusterProfile:
                 values.setdefault((stage, fqn), {})[rank] = value
         spreads = {key: spread_of(found, classes) for key, found in values.items()}
         return {key: spread for key, spread in spreads.items() if spread is not None}
+
+    def _check_figure(self, by: By, phase: Phase | None) -> None:
+        if by not in BY:
+            raise ConfigError(f"by={by!r}: choose one of {', '.join(BY)}")
+        self._check_phase(phase)
 
     def _check_phase(self, phase: Phase | None) -> None:
         if phase is not None and phase not in PHASES:

@@ -193,6 +193,17 @@ def test_by_module_keys_stages_apart() -> None:
     assert four_ranks().by_module("communication")[1, "layers.0"].total == 64 + 320
 
 
+@pytest.mark.parametrize("method", ["communication", "by_module", "spread"])
+def test_what_is_not_a_phase_is_an_error(method: str) -> None:
+    with pytest.raises(ConfigError, match="'training' is not a phase; choose one of forward"):
+        getattr(four_ranks(), method)(phase="training")
+
+
+def test_what_is_not_a_figure_of_modules_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="by='speed': choose one of macs, flops"):
+        four_ranks().by_module("speed")  # type: ignore[arg-type]
+
+
 def test_represented_ranks_count_as_their_representative() -> None:
     merged = ClusterProfile(
         profiles={0: of_rank(0), 2: of_rank(2)}, represented={1: 0, 3: 2}, world_size=4
