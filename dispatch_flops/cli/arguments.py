@@ -271,7 +271,9 @@ def add_output_option(parser: Any) -> None:
 
 
 def output_path(text: str) -> str | None:
-    """Return the file to write; None, which is stdout, for ``-``."""
+    """Return the file to write; None, which is stdout, for ``-``. An argparse type."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file; name one, or - for stdout")
     return None if text == "-" else text
 
 

@@ -25,8 +25,6 @@ def emit(text: str, output: str | None = None) -> None:
     Raises TargetError if the file or stdout cannot be written, as on a full disk.
     """
     if output is not None:
-        if not output.strip():
-            raise TargetError("--output is empty; name a file, or omit --output for stdout")
         write_file(Path(output), (text.removesuffix("\n") + "\n").encode())
         return
     with _stdout_errors():
@@ -74,14 +72,16 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise TargetError if a file is a folder, or if its folder does not exist."""
+    """Raise TargetError if a file is a folder, or if its folder is none."""
     if path.is_dir():
         raise TargetError(f"cannot write {str(path)!r}: it is a folder; name a file in it")
-    if not path.parent.is_dir():
+    if not path.parent.exists():
         raise TargetError(
             f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; make it "
             "first"
         )
+    if not path.parent.is_dir():
+        raise TargetError(f"cannot write {str(path)!r}: its folder is a file")
 
 
 def page(text: str) -> None:

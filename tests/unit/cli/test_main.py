@@ -61,13 +61,25 @@ class TestMain:
         )
         assert "profiling" not in result.err and not Path("folder").exists()
 
-    @pytest.mark.parametrize("options", [("--output", "."), ("--columns", "speed")])
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--output", "."), "it is a folder"),
+            (("--output", ""), "argument --output: '' is not a file; name one, or - for stdout"),
+            (("--output", "net.py/p.json"), "cannot write 'net.py/p.json': its folder is a file"),
+            (("--columns", "speed"), "is not a column"),
+        ],
+    )
     def test_unusable_output_is_refused_before_anything_runs(
-        self, run: Run, options: tuple[str, str]
+        self, run: Run, options: tuple[str, str], message: str
     ) -> None:
         result = run("profile", "net.py:make", *options)
-        assert "it is a folder" in error_line(result) or "is not a column" in error_line(result)
+        assert message in error_line(result)
         assert "profiling" not in result.err
+
+    def test_empty_name_of_a_page_is_that_of_its_argument(self, run: Run) -> None:
+        result = run("report", "p.json", " ")
+        assert "argument FILE.html: ' ' is not a file" in error_line(result)
 
     def test_unknown_suffix_is_refused_before_anything_runs(self, run: Run) -> None:
         result = run("profile", "net.py:make", "--output", "p.yaml")

@@ -49,12 +49,12 @@ class TestEmit:
     @pytest.mark.parametrize(
         "output,message",
         [
-            (" ", "--output is empty; name a file, or omit --output for stdout"),
             (".", "cannot write '.': it is a folder; name a file in it"),
             (
                 "none/x",
                 "cannot write 'none/x': the folder 'none' does not exist; make it first",
             ),
+            (f"{__file__}/x", f"cannot write '{__file__}/x': its folder is a file"),
         ],
     )
     def test_unwritable_file_is_refused(self, output: str, message: str) -> None:
