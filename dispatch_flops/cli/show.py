@@ -118,13 +118,16 @@ def _read_text(path: str) -> str:
     if path == "-" and sys.stdin is None:
         raise TargetError("cannot read '-': stdin is closed")
     try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise TargetError(f"cannot read {path!r}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise TargetError(f"cannot read {path!r}: it is not a text file") from None
     except ValueError as error:  # a null character in the path
         raise TargetError(f"cannot read {path!r}: {error}") from None
+    if path == "-" and not text:
+        raise TargetError("cannot read '-': stdin is empty, or was read before")
+    return text
 
 
 def show_profile(profile: Profile, options: Namespace, machine: Machine | None = None) -> None:

@@ -108,6 +108,16 @@ class TestShow:
         monkeypatch.setattr(sys, "stdin", None)
         assert error_line(run("show", "-")) == "cannot read '-': stdin is closed"
 
+    def test_empty_stdin_is_an_error_that_says_so(
+        self, run: Run, saved: Save, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO())  # of a command in a pipe that failed
+        message = "cannot read '-': stdin is empty, or was read before"
+        assert error_line(run("show", "-")) == message
+        profile = saved("p.json", "net.py:make")
+        monkeypatch.setattr(sys, "stdin", io.StringIO(profile.to_json()))
+        assert error_line(run("diff", "-", "-")) == message
+
     def test_dash_reads_stdin(self, run: Run, saved: Save, monkeypatch: pytest.MonkeyPatch) -> None:
         profile = saved("p.json", "net.py:make")
         monkeypatch.setattr(sys, "stdin", io.StringIO(profile.to_json()))
