@@ -148,7 +148,7 @@ def add_run_options(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--repeats",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="timed runs, whose median is reported (default: 1)",
@@ -218,7 +218,7 @@ def add_view_options(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--top",
-        type=_positive,
+        type=positive,
         metavar="K",
         help="operators listed in the overview (default: 5), or module classes per depth in "
         "DeepSpeed's format (default: 1)",
@@ -377,6 +377,11 @@ def natural(text: str) -> int:
     return _at_least(0, text)
 
 
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1, as an argparse type."""
+    return _at_least(1, text)
+
+
 def _columns(text: str) -> tuple[str, ...]:
     names, known = tuple(text.split(",")), column_names()
     for name in names:
@@ -385,10 +390,6 @@ def _columns(text: str) -> tuple[str, ...]:
                 f"{name!r} is not a column; choose from {', '.join(known)}"
             )
     return names
-
-
-def _positive(text: str) -> int:
-    return _at_least(1, text)
 
 
 def _at_least(least: int, text: str) -> int:

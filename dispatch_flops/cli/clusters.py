@@ -18,6 +18,7 @@ from dispatch_flops.cli.arguments import (
     add_phase_option,
     add_table_options,
     natural,
+    positive,
 )
 from dispatch_flops.cli.cluster_formats import CLUSTER_FORMATS, show_cluster
 from dispatch_flops.cli.exit_codes import OK
@@ -115,7 +116,7 @@ def add_simulate(commands: Commands) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=natural,
+        type=positive,
         default=600,
         metavar="SECONDS",
         help="longest time for one rank (default: 600)",

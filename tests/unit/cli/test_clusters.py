@@ -106,6 +106,7 @@ class TestSimulate:
             (("job.py:broken", "--mesh", "dp=2"), "simulating job.py:broken raised ValueError"),
             (("job.py:model", "--mesh", "dp=2"), "the job returned an object of type Linear"),
             (("job.py:nothing", "--mesh", "dp=2"), "job.py has no 'nothing'"),
+            (("job.py:job", "--mesh", "dp=2", "--timeout", "0"), "whole number of at least 1"),
         ],
     )
     def test_wrong_use_is_an_error(
