@@ -109,8 +109,12 @@ def build_inputs(
     """Return tensors of ones for the specs.
 
     Their dtype is that of the spec, else ``dtype``, else that of the model's first floating-point
-    or complex parameter, else float32.
+    or complex parameter, else float32. Raises TargetError for a name given twice.
     """
+    names = [spec.name for spec in specs if spec.name]
+    for name in names:
+        if names.count(name) > 1:
+            raise TargetError(f"--input-shape {name}=... is given twice; give it once")
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point() or p.is_complex())
     first = next(dtypes, torch.float32)
     tensors = [(spec.name, spec.build(dtype or first, variables, device)) for spec in specs]

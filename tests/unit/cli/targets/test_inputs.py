@@ -128,6 +128,12 @@ class TestBuildInputs:
             torch.float32
         )
 
+    def test_keyword_argument_given_twice_is_refused(self) -> None:
+        specs = (parse_shape("mask=3"), parse_shape("mask=5"))
+        with pytest.raises(TargetError) as caught:
+            build_inputs(specs, self.MODEL, None, {})
+        assert str(caught.value) == "--input-shape mask=... is given twice; give it once"
+
     def test_size_without_a_value_is_refused(self) -> None:
         with pytest.raises(TargetError) as caught:
             build_inputs((parse_shape("b,5"),), self.MODEL, None, {})
