@@ -324,6 +324,10 @@ class ClusterProfile:
     @classmethod
     def from_json(cls, text: str) -> ClusterProfile:
         """Return the cluster that ``to_json`` wrote; raises ProfileFormatError on other text."""
+        if not isinstance(text, str | bytes | bytearray):
+            raise ProfileFormatError(
+                f"the merged profile is of type {type(text).__name__}; pass the text of its file"
+            )
         try:
             data = json.loads(text)
         except (RecursionError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -261,6 +262,12 @@ def test_json_gives_back_an_equal_four_ranks() -> None:
         ),
     ):
         assert ClusterProfile.from_json(merged.to_json()) == merged
+
+
+@pytest.mark.parametrize("text", [None, 7, of_rank(0)])
+def test_what_is_not_text_is_a_format_error(text: Any) -> None:
+    with pytest.raises(ProfileFormatError, match="is of type .*; pass the text of its file"):
+        ClusterProfile.from_json(text)
 
 
 @pytest.mark.parametrize(
