@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
-from typing import Any, SupportsIndex, cast
+from typing import Any, cast
 
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.cost import (
@@ -266,4 +266,7 @@ def check_depth(depth: Any) -> None:
 
 def is_int_of(least: int, value: Any) -> bool:
     """Return True if ``value`` is an int of at least ``least``, of Python or of NumPy."""
-    return isinstance(value, SupportsIndex) and index(value) >= least
+    try:
+        return index(value) >= least
+    except TypeError:  # a class has the method, and a tensor of several elements refuses it
+        return False

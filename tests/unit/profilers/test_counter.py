@@ -791,7 +791,7 @@ def test_table_of_no_number_of_levels_is_refused() -> None:
         ),
         *(
             ({"depth": depth}, "depth=.*: pass an int of at least 0, or None")
-            for depth in ("2", 2.5, -1)
+            for depth in ("2", 2.5, -1, int, torch.ones(2))
         ),
     ],
 )
