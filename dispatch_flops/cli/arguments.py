@@ -91,8 +91,9 @@ def add_model_options(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--dtype",
-        help="a floating-point dtype such as bfloat16 converts the model and its inputs; any other "
-        "dtype such as int64 applies to the inputs of --input-shape (default: the model's dtype)",
+        help="a floating-point or complex dtype such as bfloat16 converts the model and its "
+        "inputs; any other dtype such as int64 applies to the inputs of --input-shape (default: "
+        "the model's dtype)",
     )
     add_device_option(group)
     group.add_argument(
