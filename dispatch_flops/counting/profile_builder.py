@@ -22,7 +22,7 @@ from dispatch_flops.profile import (
 )
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.seconds import timed_phase
-from dispatch_flops.profile.tree import SEVERAL_MODELS
+from dispatch_flops.profile.tree import NO_MODEL, SEVERAL_MODELS
 
 _NOT_MEASURED = PhaseSeconds()
 
@@ -157,7 +157,7 @@ class ProfileBuilder:
         params = self._params[""]
         return ModuleNode(
             fqn="",
-            class_name=SEVERAL_MODELS if roots else "nothing",
+            class_name=SEVERAL_MODELS if roots else NO_MODEL,
             children=tuple(self.build_tree(root.fqn) for root in roots),
             total_params=params.total,
             active_params=params.active,

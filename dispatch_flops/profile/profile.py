@@ -44,6 +44,7 @@ from dispatch_flops.profile.serialization import (
     upgraded_from_1,
 )
 from dispatch_flops.profile.tree import (
+    NO_MODEL,
     ModuleNode,
     OpTotal,
     cost_in,
@@ -278,6 +279,7 @@ class Profile:
             and not node.active_params
             and (node.own_params or not node.children)
             and node.fqn not in elsewhere
+            and node.class_name != NO_MODEL
         ]
 
     def map_nodes(self, change: Callable[[ModuleNode], ModuleNode]) -> Profile:

@@ -55,6 +55,7 @@ class OpTotal:
 
 
 SEVERAL_MODELS = "models"  # class name of a root that holds several models
+NO_MODEL = "no model"  # class name of a root where no module was called
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -471,6 +471,15 @@ def test_counter_with_many_signatures_loses_no_counts(monkeypatch: pytest.Monkey
     assert profile.node("0").total("backward").macs == sum(range(1, 30)) * 3 * 5
 
 
+def test_code_without_a_model_is_said_to_have_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with FlopCounterMode() as counter:
+        torch.ones(3, 5) @ torch.ones(5, 7)
+    assert counter.profile.uncalled_modules() == []
+    printed = capsys.readouterr().out
+    assert printed.startswith("no model: 0 parameters, 105 MACs, 210 FLOPs")  # 3 x 5 x 7
+    assert "Took no part in the run" not in printed
+
+
 def test_counter_while_paused_counts_nothing() -> None:
     model = plain(3, 5)
     with FlopCounterMode(model, display=False) as counter:
