@@ -15,8 +15,9 @@ profile: a ``Profile``.
 root: a ``ModuleNode`` that is taken with all modules below it, such as ``profile.root``.
 node: a ``ModuleNode``, such as ``profile.node("encoder.layer.0")``.
 ops: operators, such as ``profile.op_totals()``.
-phase: "forward", "backward", "recompute", "optimizer" or "setup"; None (the default) for all
-    together. Another name raises ConfigError.
+phase: "forward", "backward", "recompute", "optimizer" or "setup"; None for all together. The
+    default is None, in ``latency_of`` and ``node_roofline`` "forward". Another name raises
+    ConfigError.
 machine: a ``Machine``, such as ``MACHINES["NVIDIA H200"]``; None where its peaks are not known.
     Anything else, such as a name, raises ConfigError.
 """

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dispatch_flops.analysis.kernel_families import family_of
+from dispatch_flops.analysis.latency import whole_latencies
 from dispatch_flops.analysis.machines import Machine, check_machine, find, is_finite
 from dispatch_flops.analysis.mfu_definitions import GivenSizes, MfuDefinition, ops_of_definition
 from dispatch_flops.analysis.operators import phases_of
@@ -332,8 +333,10 @@ def _kernels(ops: Iterable[OpTotal]) -> Iterator[OpTotal]:
     yield from together.values()
 
 
-def node_roofline(node: ModuleNode, machine: Machine | None, phase: Phase = "forward") -> Roofline:
-    """Return the roofline of a module and all below it, in one phase.
+def node_roofline(
+    node: ModuleNode, machine: Machine | None, phase: Phase | None = "forward"
+) -> Roofline:
+    """Return the roofline of a module and all below it, in one phase or in all.
 
     Example::
 
@@ -341,8 +344,9 @@ def node_roofline(node: ModuleNode, machine: Machine | None, phase: Phase = "for
             print(node.fqn, node_roofline(node, MACHINES["NVIDIA H200"], "backward").bound)
     """
     node.total(phase)  # raises for what is not a phase
-    ops = (op for below in node.walk() for op in below.ops if op.phase == phase)
-    return roofline(ops, machine, node.seconds.get(phase))
+    ops = (op for below in node.walk() for op in below.ops if phase in (None, op.phase))
+    seconds = whole_latencies(node)[node.fqn] if phase is None else node.seconds.get(phase)
+    return roofline(ops, machine, seconds)
 
 
 def _exceeds(least_s: float | None, seconds: float | None) -> bool:

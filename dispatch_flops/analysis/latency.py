@@ -89,8 +89,10 @@ def _least_s(calls: int, resolution_s: float | None) -> float:
     return math.inf if exceeds_float(calls) else calls * resolution_s
 
 
-def latency_of(node: ModuleNode, phase: Phase = "forward") -> float | None:
+def latency_of(node: ModuleNode, phase: Phase | None = "forward") -> float | None:
     """Return the seconds of a module; where not measured, those of its children together.
+
+    ``whole_latencies`` has those of all phases; None is "forward" here, as in ``Figures``.
 
     Example::
 

@@ -225,3 +225,7 @@ def test_node_roofline_of_a_phase_takes_its_seconds() -> None:
     assert not node_roofline(root, MACHINE).exceeds_peak
     assert node_roofline(root, MACHINE, "backward").exceeds_peak
     assert not node_roofline(root, MACHINE, "optimizer").exceeds_peak
+    whole = node_roofline(root, MACHINE, None)
+    assert (whole.cost.flops, whole.exceeds_peak) == (100 + 300, False)  # 4 s at 100 FLOP/s
+    shorter = dataclasses.replace(root, seconds=timed(forward=2.0, backward=1.0))
+    assert node_roofline(shorter, MACHINE, None).exceeds_peak
