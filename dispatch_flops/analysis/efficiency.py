@@ -159,7 +159,7 @@ def utilisation(
 
     None if the machine, a peak or the time is not known, or the time is 0. A value above 1 means
     that a count, the time or the peak is wrong, and is returned unchanged. Raises ConfigError for
-    seconds that are not a number of 0 or more.
+    seconds that are not a number of 0 or more, and for a text as ``phases``.
 
     Example::
 
@@ -170,9 +170,16 @@ def utilisation(
     _check_seconds(seconds)
     if machine is None:
         return None
-    wanted = frozenset(phases)
+    wanted = _phase_set(phases)
     least = compute_s((op for op in ops if op.phase in wanted), machine)
     return ratio(least, seconds)
+
+
+def _phase_set(phases: Iterable[Phase]) -> frozenset[Phase]:
+    """Return the phases; raise ConfigError for a text, whose letters are none."""
+    if isinstance(phases, str):
+        raise ConfigError(f'phases={phases!r:.60}: pass a list of phases, such as ["forward"]')
+    return frozenset(phases)
 
 
 def _check_seconds(seconds: object) -> None:
@@ -197,7 +204,7 @@ def why_no_utilisation(
         reason = why_no_utilisation(profile.op_totals(), ["forward"], board, 0.1)
         print(reason)  # prints no peak of my board is known for float32
     """
-    wanted = frozenset(phases)
+    wanted = _phase_set(phases)
     ran = [op for op in ops if op.phase in wanted]
     if machine is None:
         return "the device's peaks are not known; pass machine="
@@ -226,7 +233,7 @@ def utilisation_is_lower_bound(
     That is work of operators without a known cost, and work in integers without a peak.
     """
     check_machine(machine)
-    wanted = frozenset(phases)
+    wanted = _phase_set(phases)
     return any(
         op.uncounted or (_has_flops(op) and op.dtype in _PLAIN_INTEGERS and not _peak(machine, op))
         for op in ops

@@ -215,6 +215,12 @@ def test_hfu_counts_phases_beyond_the_known_ones() -> None:
     assert hfu(p, MACHINE, 1.0) == (60 + 40) / 100
 
 
+@pytest.mark.parametrize("function", [utilisation, why_no_utilisation])
+def test_one_phase_in_place_of_a_list_is_an_error(function: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="phases='forward': pass a list of phases"):
+        function([op(flops=50)], "forward", MACHINE, 1.0)
+
+
 def test_node_roofline_of_a_phase_takes_its_seconds() -> None:
     root = ModuleNode(
         fqn="",
