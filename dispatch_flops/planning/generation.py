@@ -33,7 +33,7 @@ from dispatch_flops.planning.packed_sequences import (
     packed_inputs,
     parse_sequences,
 )
-from dispatch_flops.planning.planner import Size, check_host_s, choices_of, machine_of
+from dispatch_flops.planning.planner import Size, check_host_s, check_types, choices_of, machine_of
 from dispatch_flops.planning.search import (
     first_not_below,
     followed,
@@ -90,15 +90,15 @@ def plan_generate(
 
     Times are lower bounds, with the assumptions in the plan.
 
-    Raises ConfigError for an unknown machine, for sizes that are missing or too small and for
-    seconds below 0, and TargetError for a model that has an encoder, or that takes or returns no
-    cache.
+    Raises ConfigError for an unknown machine, arguments of another type, sizes that are missing or
+    too small and seconds below 0, and TargetError for a model that has an encoder, or that takes
+    or returns no cache.
     """
+    check_types(build, sizes, dtype, made="the model")
     check_host_s(host_s_per_operator)
     planner = _Planner(build, machine_of(machine), dtype, causal, target, host_s_per_operator)
     named = choices_of(sizes) if sizes else []
-    texts = [sequences] if isinstance(sequences, str) else sequences
-    given = [(text, parse_sequences(text)) for text in texts]
+    given = [(text, parse_sequences(text)) for text in _texts(sequences)]
     if not named and not given:
         raise ConfigError('sizes is empty; pass "prompt" and "new", or sequences')
     choices = [planner.choice(sizes) for sizes in map(_checked, named)]
@@ -110,6 +110,14 @@ def plan_generate(
         choices=tuple(choices),
         assumptions=tuple(planner.assumptions(choices)),
     )
+
+
+def _texts(sequences: Any) -> list[str]:
+    is_list = isinstance(sequences, Iterable) and not isinstance(sequences, str)
+    texts = list(sequences) if is_list else [sequences]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"sequences={sequences!r:.60}: pass texts, such as '12x1@1024+512@0'")
+    return texts
 
 
 def _checked(sizes: Mapping[str, Any]) -> dict[str, Any]:

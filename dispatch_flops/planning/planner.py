@@ -90,7 +90,9 @@ def plan(
     that does not suit ``build``. Raises TargetError if ``build`` does not return a model and its
     inputs, if nothing requires a gradient, and if the model states no tensor-parallel plan.
     """
-    _check_types(build, sizes, dtype, mesh)
+    check_types(build, sizes, dtype, made="the model and its inputs")
+    if not isinstance(mesh, Mapping | None):
+        raise ConfigError(f'mesh={mesh!r}: pass names and sizes, such as {{"dp": 2, "tp": 4}}')
     check_host_s(host_s_per_operator)
     planner = _Planner(
         build, machine_of(machine), optimizer, dtype, checkpoint, causal, target,
@@ -105,18 +107,16 @@ def plan(
     )
 
 
-def _check_types(build: Any, sizes: Any, dtype: Any, mesh: Any) -> None:
+def check_types(build: Any, sizes: Any, dtype: Any, *, made: str) -> None:
+    """Raise ConfigError for an argument of the wrong type. made: what ``build`` returns."""
     if not callable(build) or isinstance(build, torch.nn.Module):
         raise ConfigError(
-            f"build is of type {type(build).__name__}; pass a function that returns the model and "
-            "its inputs"
+            f"build is of type {type(build).__name__}; pass a function that returns {made}"
         )
     if not isinstance(sizes, Mapping | None):
         raise ConfigError(f"sizes={sizes!r}: pass a dict of names and values")
     if not isinstance(dtype, torch.dtype | None):
         raise ConfigError(f"dtype={dtype!r}: pass a dtype of torch, such as torch.bfloat16")
-    if not isinstance(mesh, Mapping | None):
-        raise ConfigError(f'mesh={mesh!r}: pass names and sizes, such as {{"dp": 2, "tp": 4}}')
 
 
 def check_host_s(host_s_per_operator: Any) -> None:

@@ -373,6 +373,21 @@ def test_plan_of_unusable_sizes_says_what_to_pass(build, sizes, error, message: 
         plan_generate(build, MACHINE, sizes=sizes)
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"build": None}, "build is of type NoneType; pass a function that returns the model$"),
+        ({"sizes": 3}, "sizes=3: pass a dict of names and values"),
+        ({"dtype": "bf16"}, "dtype='bf16': pass a dtype of torch, such as torch.bfloat16"),
+        ({"sequences": None}, "sequences=None: pass texts, such as '12x1@1024"),
+        ({"sequences": [5]}, "sequences=.5.: pass texts, such as '12x1@1024"),
+    ],
+)
+def test_argument_of_the_wrong_type_is_named(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_generate(**{"build": llama, "machine": MACHINE, "sizes": SIZES, **option})
+
+
 def test_model_without_a_cache_is_refused() -> None:
     class Plain(nn.Module):
         def forward(self, input_ids: torch.Tensor, past_key_values: Any, use_cache: bool) -> Any:
