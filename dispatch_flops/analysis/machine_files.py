@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,17 @@ def _machine(data: Any) -> Machine:
         raise ValueError(f"{data!r:.60} is not a JSON object with the fields of a machine")
     given: dict[str, Any] = {name: data[name] for name in _TABLES if name in data}
     if "aliases" in data:
-        given["aliases"] = texts(data["aliases"])
+        given["aliases"] = _parsed("aliases", texts, data)
     for name in _LINKS:
         if data.get(name) is not None:
-            given[name] = build(Link, data[name])
+            given[name] = _parsed(name, partial(build, Link), data)
     rest = {name: value for name, value in data.items() if name not in given}
     machine: Machine = build(Machine, rest, **given)
     return machine
+
+
+def _parsed(name: str, parse: Callable[[Any], Any], data: dict[str, Any]) -> Any:
+    try:
+        return parse(data[name])
+    except (ValueError, ConfigError) as error:
+        raise ValueError(f"{name}: {error}") from None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -21,8 +21,12 @@ def build(cls: type[T], data: Any, **given: Any) -> T:
     try:
         check_fields(cls, data)
         return cls(**data, **given)
-    except (TypeError, ValueError) as error:  # TypeError: a field is missing
+    except ValueError as error:
         raise ValueError(f"{cls.__name__}: {error}") from None
+    except TypeError as error:
+        missing = [repr(name) for name in _required(cls) if name not in {**data, **given}]
+        reason = f"the field {missing[0]} is missing" if missing else error
+        raise ValueError(f"{cls.__name__}: {reason}") from None
 
 
 def check_fields(cls: Any, data: Any) -> None:
@@ -47,6 +51,12 @@ def texts(data: Any) -> tuple[str, ...]:
     if type(data) is not list or not all(type(text) is str for text in data):
         raise ValueError(f"{data!r:.60} is not a list of texts")
     return tuple(data)
+
+
+def _required(cls: Any) -> Iterator[str]:
+    for field in fields(cls):
+        if field.init and field.default is MISSING and field.default_factory is MISSING:
+            yield field.name
 
 
 @functools.cache

@@ -48,14 +48,19 @@ def test_load_machine_reads_every_field(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ([1], "is not a JSON object"),
-        ({}, "missing 1 required keyword-only argument: 'name'"),
+        ({}, "Machine: the field 'name' is missing"),
         ({"name": "x", "speed": 3}, "unknown field 'speed'"),
         ({"name": "x", "flops_per_s": {"float32": 0}}, "flops_per_s.float32 is 0"),
         ({"name": "x", "flops_per_s": 3}, "flops_per_s is 3"),
         ({"name": "x", "kernel_flops_per_s": {"product": 3}}, "kernel_flops_per_s.product is 3"),
         ({"name": "x", "memory_bytes": -1}, "memory_bytes is -1"),
-        ({"name": "x", "node_link": {"latency_s": 1}}, "Link: .*missing"),
-        ({"name": "x", "aliases": "y"}, "'y' is not a list of texts"),
+        (
+            {"name": "x", "node_link": {"latency_s": 1}},
+            "node_link: Link: the field 'bytes_per_s' is missing",
+        ),
+        ({"name": "x", "node_link": {"bytes_per_s": -1}}, "node_link: bytes_per_s is -1"),
+        ({"name": "x", "network_link": 3}, "network_link: Link: 3 is not a table of fields"),
+        ({"name": "x", "aliases": "y"}, "aliases: 'y' is not a list of texts"),
     ],
 )
 def test_load_machine_of_an_unusable_file_names_what_is_wrong(
