@@ -53,6 +53,11 @@ class Factory:
         names = _keywords(self.found)
         given = {name: v for name, v in variables.items() if names is None or name in names}
         missing = [name for name in _required(self.found) if name not in given]
+        if "mesh" in missing:
+            raise TargetError(
+                f"{self.label} is a job: it has a parameter mesh; use dispatch-flops simulate, or "
+                "torchrun and --mesh"
+            )
         if missing:
             raise TargetError(
                 f"{self.label} needs {', '.join(missing)}; give it with --set {missing[0]}=..., or "
@@ -78,6 +83,11 @@ def find_factory(target: str, expected: str) -> Factory:
 
 def _find_object(target: str, expected: str) -> Any:
     where, colon, name = target.rpartition(":")
+    if target.endswith(".json"):
+        raise TargetError(
+            f"target {target!r} is incomplete; write hf:{target} if it is the config of a "
+            "transformers model"
+        )
     if not colon or not where or not name:
         example = f"{target.rstrip(':')}:NAME" if target else "package.module:NAME"
         raise TargetError(

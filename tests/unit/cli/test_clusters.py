@@ -193,6 +193,12 @@ class TestProfileOnRanks:
         error = error_line(run("profile", "job.py:job", "--mesh", "dp=2,tp=2"))
         assert "torchrun --nproc-per-node 4 -m dispatch_flops profile" in error
 
+    def test_job_without_a_mesh_is_named_as_one(self, run: Run) -> None:
+        assert error_line(run("profile", "job.py:job")) == (
+            "job.py:job is a job: it has a parameter mesh; use dispatch-flops simulate, or "
+            "torchrun and --mesh"
+        )
+
     def test_mesh_of_another_size_is_an_error(
         self, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -48,6 +48,11 @@ class TestFindFactory:
             ("net.py", f"target 'net.py' is incomplete; write net.py:NAME, where NAME is {MODEL}"),
             ("", f"target '' is incomplete; write package.module:NAME, where NAME is {MODEL}"),
             (":x", f"target ':x' is incomplete; write :x:NAME, where NAME is {MODEL}"),
+            (
+                "c/config.json",
+                "target 'c/config.json' is incomplete; write hf:c/config.json if it is the config "
+                "of a transformers model",
+            ),
             ("missing.py:x", "file 'missing.py' does not exist; check the path"),
             ("net.py:Nett", "net.py has no 'Nett'; did you mean Net?"),
             ("net.py:constant", f"net.py:constant is a value of type int; name {MODEL}"),
