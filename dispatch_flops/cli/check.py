@@ -162,7 +162,8 @@ _LIMITS = {
         text=params_text,
     ),
     "latency": _Limit(
-        help="at most this latency of the forward pass (or of --phase), such as 5ms",
+        help="at most this latency of the forward pass (or of --phase), such as 5ms; a number "
+        "alone is seconds",
         label="latency",
         value=_latency_s,
         parse=parse_seconds,
