@@ -16,6 +16,7 @@ from tests.helpers.command_line import NET, Result, Run, Save
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # the width of help
     (tmp_path / "net.py").write_text(NET)
 
 
