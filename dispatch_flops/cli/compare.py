@@ -93,6 +93,8 @@ def _parse_renames(texts: Sequence[str]) -> dict[str, str]:
         old, equals, new = text.partition("=")
         if not (old and equals and new):
             raise TargetError(f"--rename {text!r} is not a pair of names; write OLD=NEW")
+        if old in renames:
+            raise TargetError(f"--rename {old} is given twice; give it once")
         renames[old] = new
     return renames
 

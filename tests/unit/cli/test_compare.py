@@ -159,6 +159,9 @@ class TestNames:
         self._save("a.json", a=3)
         message = error_line(run("diff", "a.json", "a.json", "--rename", "encoder"))
         assert message == "--rename 'encoder' is not a pair of names; write OLD=NEW"
+        twice = ("--rename", "encoder=body", "--rename", "encoder=trunk")
+        message = error_line(run("diff", "a.json", "a.json", *twice))
+        assert message == "--rename encoder is given twice; give it once"
 
     def test_rename_of_a_module_that_is_not_there_is_refused(self, run: Run) -> None:
         self._save("a.json", encoder=30)
