@@ -159,7 +159,21 @@ class Memory:
                     size += self._bytes_if_noted(tensor, "optimizer state") or self._note(
                         tensor, "optimizer state", was_there=was_there
                     )
-                self.state_bytes.note(parameter, size)
+                if isinstance(parameter, torch.Tensor):  # some keep more state, by a name
+                    size += self._state_bytes_elsewhere(parameter, optimizer)
+                    self.state_bytes.note(parameter, size)
+
+    def _state_bytes_elsewhere(self, parameter: torch.Tensor, optimizer: Any) -> int:
+        """Return the bytes that other optimizers hold for a parameter.
+
+        One may wrap another: that of SAM keeps weights, and the one that it steps keeps moments.
+        """
+        states = (
+            other.state.get(parameter)
+            for other in self._met_optimizers
+            if other.state is not optimizer.state
+        )
+        return sum(map(self.blocks.bytes_of, tensors_in(list(states))))
 
     def _note(self, tensor: torch.Tensor, role: Role, *, was_there: bool = False) -> int:
         """Give the storages of a tensor their role; return its bytes, as ``bytes_of`` does.

@@ -183,3 +183,67 @@ def test_gradients_that_are_dropped_without_an_optimizer_step_are_held() -> None
             model.zero_grad()
     held = counter.profile.root.memory
     assert held is not None and held.own.gradients == WEIGHT * F32
+
+
+class WithGlobalState(torch.optim.SGD):
+    """Also keeps state that is of no parameter, which torch saves under its name."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.state["seen"] = {"batches": torch.ones(11)}  # type: ignore[index]
+        super().step(closure)
+
+
+def test_optimizer_state_that_is_of_no_parameter_is_optimizer_state() -> None:
+    model, x = linear(), torch.ones(ROWS, WIDTH)
+    optimizer = WithGlobalState(model.parameters(), lr=0.1, momentum=0.9)
+
+    def run() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+
+    memory, own = held_at_the_end(run, model)
+    assert memory.by_role()["optimizer state"] == (WEIGHT + 11) * F32
+    assert own.optimizer_state == WEIGHT * F32
+
+
+class KeepsWeights(torch.optim.Optimizer):
+    """Keeps a copy of each parameter, and has another optimizer take the step, as SAM does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["before"] = parameter.clone()
+        self.inner.step(closure)
+
+
+class SharesState(torch.optim.Optimizer):
+    """Shows the state of another optimizer as its own, as accelerate's does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner, self.state = inner, inner.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.inner.step(closure)
+
+
+@pytest.mark.parametrize(("wrapper", "copies"), [(KeepsWeights, 2), (SharesState, 1)])
+def test_state_of_an_optimizer_and_of_the_one_that_it_wraps_is_held_together(
+    wrapper: Callable[[torch.optim.Optimizer], torch.optim.Optimizer], copies: int
+) -> None:
+    model, x = linear(), torch.ones(ROWS, WIDTH)
+    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    def run() -> None:
+        for _ in range(2):
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    memory, own = held_at_the_end(run, model)
+    assert memory.by_role()["optimizer state"] == own.optimizer_state == copies * WEIGHT * F32
