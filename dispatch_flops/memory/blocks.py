@@ -361,8 +361,9 @@ class Blocks:
             return block.role or "inputs"
         phase = block.made_in.phase
         if phase == "forward":
-            is_kept = not is_over or self._phase_now() != "forward"
-            return "activations" if is_kept or block.born <= self.born_in_calls else "temporaries"
+            outlives_phase = block.step != self.step or self._phase_now() != "forward"
+            is_kept = not is_over or outlives_phase or block.born <= self.born_in_calls
+            return "activations" if is_kept else "temporaries"
         if phase == "recompute":
             return "temporaries" if is_over and self._phase_now() == phase else "activations"
         if phase == "backward" and _graph_task() == NO_TASK:

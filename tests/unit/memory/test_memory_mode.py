@@ -304,6 +304,26 @@ def test_without_backward_what_outlives_the_call_is_an_activation() -> None:
     assert memory.by_role()["temporaries"] == 7 * 5 * F32
 
 
+@pytest.mark.parametrize("is_held", [True, False])
+def test_result_that_is_held_until_the_next_forward_is_an_activation(is_held: bool) -> None:
+    """No module is called, so that it outlives a phase, and no call."""
+    rows, width, columns = 3, 5, 7
+    x, weight = torch.ones(rows, width), torch.ones(width, columns, requires_grad=True)
+
+    def run() -> None:
+        extra = torch.ones(1009)  # the first step has the peak
+        for _ in range(2):
+            y = x @ weight
+            y.sum().backward()
+            extra, weight.grad = None, None
+            if not is_held:
+                del y
+
+    # With the result, there are its sum and the gradient that backward() begins with.
+    kept = 1009 + rows * columns + 2
+    assert memory_of(run).by_role("backward")["activations"] == kept * F32
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_recomputed_activations_are_of_the_phase_recompute(use_reentrant: bool) -> None:
     layers = nn.ModuleList(
