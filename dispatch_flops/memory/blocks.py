@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.memory import Role
 
 _graph_task = _torch.graph_task_id
-_STEPS = 64  # steps of which activations are kept apart before they are merged
+_STEPS = 64  # steps after which those that kept most are looked for, and others dropped
 
 
 class Block(weakref.ref[Storage]):
@@ -290,8 +290,8 @@ class Blocks:
         for block in list(self.live.values()):
             yield block, block.role or self._role_of(block, is_over=False)
 
-    def activations(self, alive: Iterable[tuple[Block, Role]]) -> dict[str, int]:
-        """Return ``{fqn: bytes}`` kept for later, of the step that kept most in each module.
+    def activations(self, alive: Iterable[tuple[Block, Role]]) -> dict[tuple[int, str], int]:
+        """Return ``{(step, fqn): bytes}`` kept for later, of the steps that kept most.
 
         alive: what ``alive`` yields.
         """
@@ -299,7 +299,7 @@ class Blocks:
         for block, role in alive:
             if role == "activations" and block.made_in is not None:
                 by_step[block.step, block.made_in.fqn] += block.size
-        return _highest_by_fqn(by_step)
+        return by_step
 
     def size_of(self, storage: Storage) -> int:
         """Return the bytes of a storage, rounded up; 0 where they are a symbol."""
@@ -388,14 +388,20 @@ class Blocks:
         """Note that a backward pass or an optimizer step is followed by another forward."""
         self.step += 1
         if self.step % _STEPS == 0:
-            merged = _highest_by_fqn(self._activations)
-            self._activations.clear()
-            for fqn, count in merged.items():
-                self._activations[-1, fqn] = count
+            # Results of the last one may be held until those of the next replace them.
+            kept = {*_highest_steps(self._activations.copy()), self.step - 1}
+            for step, fqn in list(self._activations):
+                if step not in kept:
+                    del self._activations[step, fqn]
 
 
-def _highest_by_fqn(by_step: dict[tuple[int, str], int]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for (_, fqn), count in by_step.items():
-        found[fqn] = max(count, found.get(fqn, 0))
-    return found
+def _highest_steps(activations: Mapping[tuple[int, str], int]) -> Iterator[int]:
+    """Yield, for each module, the step in which it and the modules below kept most."""
+    sums: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for (step, fqn), count in activations.items():
+        while fqn:
+            sums[fqn][step] += count
+            fqn = fqn.rpartition(".")[0]
+        sums[""][step] += count
+    for by_step in sums.values():
+        yield max(by_step, key=by_step.__getitem__)

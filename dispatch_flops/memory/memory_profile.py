@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -119,11 +119,11 @@ class MemoryReading:
         devices = sorted(map(self._freeze_device, self._devices), key=_highest_first)
         used = tuple(device for device in devices if device.peaks)
         peaks = self._module_peaks(used[0].device if used else "")
-        held = self._held_by_modules()
+        held, kept = self._held_by_modules(), self._kept_by_modules()
         return dataclasses.replace(
             profile,
-            root=_with_memory(profile.root, held, peaks),
-            outside=_with_memory(profile.outside, held, peaks),
+            root=_with_memory(profile.root, held, kept, peaks),
+            outside=_with_memory(profile.outside, held, kept, peaks),
             memory=MemoryProfile(
                 devices=used,
                 unseen=self._unseen,
@@ -189,13 +189,11 @@ class MemoryReading:
     # -- modules ----------------------------------------------------------------------------------
 
     def _held_by_modules(self) -> Mapping[str, Mapping[object, HeldBytes]]:
-        """Return what each module itself holds, by the identity of what holds it."""
+        """Return what each module itself holds, less activations, by what holds it."""
         shown = self._names.shown
         found: defaultdict[str, dict[object, HeldBytes]] = defaultdict(dict)
-        for fqn in self._activations.keys() | self._caches.keys():
-            found[shown(fqn)][fqn] = HeldBytes(
-                activations=self._activations.get(fqn, 0), kv_cache=self._caches.get(fqn, 0)
-            )
+        for fqn, size in self._caches.items():
+            found[shown(fqn)][fqn] = HeldBytes(kv_cache=size)
         for fqn, held in self._held.items():
             parts = found[shown(fqn)]
             for key, size in held.parameters:
@@ -206,6 +204,13 @@ class MemoryReading:
                 )
             for key, size in held.buffers:
                 parts[key] = HeldBytes(buffers=size)
+        return found
+
+    def _kept_by_modules(self) -> Mapping[str, Counter[int]]:
+        """Return the bytes of activations that each module itself keeps, by the step."""
+        found: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        for (step, fqn), size in self._activations.items():
+            found[self._names.shown(fqn)][step] += size
         return found
 
 
@@ -256,23 +261,32 @@ def _read_held(module: nn.Module | None, blocks: Blocks, *, is_offloaded: bool) 
 def _with_memory(
     root: ModuleNode,
     held: Mapping[str, Mapping[object, HeldBytes]],
+    kept: Mapping[str, Counter[int]],
     peaks: Mapping[str, Mapping[Phase, int]],
 ) -> ModuleNode:
     """Return the tree with the memory of each module, from the leaves up."""
     built: dict[int, ModuleNode] = {}
-    below: dict[int, dict[object, HeldBytes]] = {}
+    below: dict[int, tuple[dict[object, HeldBytes], Counter[int]]] = {}
     for node in reversed(list(root.walk())):
         children = tuple(built.pop(id(child)) for child in node.children)
-        distinct = dict(held.get(node.fqn, {}))
-        own = total = add_held(distinct.values())
+        distinct, by_step = dict(held.get(node.fqn, {})), Counter(kept.get(node.fqn))
+        own = total = _add_up(distinct, by_step)
         peak_bytes = PhaseBytes(peaks.get(node.fqn))
         if children:
             for child in node.children:
-                distinct.update(below.pop(id(child)))
-            total = add_held(distinct.values())
+                held_below, kept_below = below.pop(id(child))
+                distinct.update(held_below)
+                by_step.update(kept_below)
+            total = _add_up(distinct, by_step)
             known = (child.memory.peak_bytes for child in children if child.memory is not None)
             peak_bytes = highest([peak_bytes, *known])
-        below[id(node)] = distinct
+        below[id(node)] = distinct, by_step
         memory = ModuleMemory(own=own, total=total, peak_bytes=peak_bytes)
         built[id(node)] = dataclasses.replace(node, children=children, memory=memory)
     return built[id(root)]
+
+
+def _add_up(distinct: Mapping[object, HeldBytes], by_step: Mapping[int, int]) -> HeldBytes:
+    """Return what is held in all, with the activations of the step that kept most."""
+    held = add_held(distinct.values())
+    return dataclasses.replace(held, activations=max(by_step.values(), default=0))

@@ -247,3 +247,50 @@ def test_state_of_an_optimizer_and_of_the_one_that_it_wraps_is_held_together(
 
     memory, own = held_at_the_end(run, model)
     assert memory.by_role()["optimizer state"] == own.optimizer_state == copies * WEIGHT * F32
+
+
+class Branches(nn.Module):
+    """Calls one of two layers, whose results are kept for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList([nn.Tanh(), nn.Tanh()])
+
+    def forward(self, x: torch.Tensor, at: int) -> torch.Tensor:
+        return cast(torch.Tensor, self.branches[at](x))
+
+
+@pytest.mark.parametrize("later", [0, 200])
+def test_modules_that_keep_activations_in_different_steps_do_not_hold_them_together(
+    later: int,
+) -> None:
+    model, small = Branches(), torch.ones(1, WIDTH, requires_grad=True)
+    first, second = (torch.ones(rows, WIDTH, requires_grad=True) for rows in (11, 13))
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        for x, at in ((first, 0), (second, 1), *[(small, 0)] * later):
+            model(x, at).sum().backward()
+    root = counter.profile.root
+    own = [node.memory and node.memory.own.activations for node in root.walk()]
+    total = [node.memory and node.memory.total.activations for node in root.walk()]
+    assert own == [0, 0, 11 * WIDTH * F32, 13 * WIDTH * F32]
+    assert total == [13 * WIDTH * F32] * 2 + own[2:]
+
+
+@pytest.mark.parametrize("largest", [62, 63, 64])
+def test_step_that_keeps_most_is_found_however_many_there_are(largest: int) -> None:
+    """Half of it is released only when the next step has made the like."""
+
+    class Halves(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x.sigmoid(), x.tanh()
+
+    model = nn.Sequential(Halves())
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        for step in range(70):
+            x = torch.ones(11 if step == largest else 1, WIDTH, requires_grad=True)
+            kept, other = model(x)
+            other.sum().backward()
+            del other
+        del kept
+    memory = counter.profile.root.children[0].memory
+    assert memory is not None and memory.own.activations == 2 * 11 * WIDTH * F32

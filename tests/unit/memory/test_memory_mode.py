@@ -311,11 +311,12 @@ def test_result_that_is_held_until_the_next_forward_is_an_activation(is_held: bo
     x, weight = torch.ones(rows, width), torch.ones(width, columns, requires_grad=True)
 
     def run() -> None:
-        extra = torch.ones(1009)  # the first step has the peak
+        extra = [torch.ones(1009)]  # the first step has the peak
         for _ in range(2):
             y = x @ weight
             y.sum().backward()
-            extra, weight.grad = None, None
+            extra.clear()
+            weight.grad = None
             if not is_held:
                 del y
 
