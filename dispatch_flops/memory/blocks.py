@@ -320,12 +320,18 @@ class Blocks:
                 return block.size
         except (RuntimeError, ValueError):  # sparse and the like; lazy
             pass
-        size = 0
+        return sum(size for _, size in self.memory_of(tensor))
+
+    def memory_of(self, tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
+        """Yield a key and the bytes of each storage of a tensor, or of its share of the storage.
+
+        Tensors that show the same memory have the same key.
+        """
         for part in dense_parts_of(tensor):
             storage = part.untyped_storage()
             is_share = part.nbytes < storage.nbytes()
-            size += part.nbytes if is_share else self.size_of(storage)
-        return size
+            size = part.nbytes if is_share else self.size_of(storage)
+            yield (id(storage), part.storage_offset() if is_share else 0, size), size
 
     def _released(self, block: Block) -> None:
         """Note that a block is released. It may also be replaced by one of another size.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -74,10 +74,14 @@ class _Device(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """Parameters and buffers that a module itself holds: the id and the bytes of each."""
+    """What a module itself holds: the ids of its parameters, and the memory of its tensors.
 
-    parameters: list[tuple[int, int]]
-    buffers: list[tuple[int, int]]
+    parameters, buffers: bytes by the keys of ``Blocks.memory_of``.
+    """
+
+    ids: list[int]
+    parameters: dict[object, int]
+    buffers: dict[object, int]
 
 
 class MemoryReading:
@@ -196,14 +200,13 @@ class MemoryReading:
             found[shown(fqn)][fqn] = HeldBytes(kv_cache=size)
         for fqn, held in self._held.items():
             parts = found[shown(fqn)]
-            for key, size in held.parameters:
+            for key in held.ids:
                 parts[key] = HeldBytes(
-                    parameters=size,
                     gradients=self._gradient_bytes.get(key, 0),
                     optimizer_state=self._state_bytes.get(key, 0),
                 )
-            for key, size in held.buffers:
-                parts[key] = HeldBytes(buffers=size)
+            parts.update((key, HeldBytes(buffers=size)) for key, size in held.buffers.items())
+            parts.update((key, HeldBytes(parameters=size)) for key, size in held.parameters.items())
         return found
 
     def _kept_by_modules(self) -> Mapping[str, Counter[int]]:
@@ -249,13 +252,16 @@ def _read_peak(device: DeviceBlocks, peak: Peak, alive: list[_Block]) -> _Peak:
 def _read_held(module: nn.Module | None, blocks: Blocks, *, is_offloaded: bool) -> _Held:
     """Return the tensors of a module; none if it is gone, nor those that are offloaded."""
     if module is None:
-        return _Held([], [])
+        return _Held([], {}, {})
 
-    def sizes(tensors: Mapping[str, torch.Tensor | None]) -> list[tuple[int, int]]:
-        held = (tensor for tensor in tensors.values() if tensor is not None)
-        return [(id(t), blocks.bytes_of(t)) for t in held if not (is_offloaded and t.is_meta)]
+    def held(tensors: Mapping[str, torch.Tensor | None]) -> list[torch.Tensor]:
+        return [t for t in tensors.values() if t is not None and not (is_offloaded and t.is_meta)]
 
-    return _Held(sizes(module._parameters), sizes(module._buffers))
+    def memory(tensors: Iterable[torch.Tensor]) -> dict[object, int]:
+        return {key: size for tensor in tensors for key, size in blocks.memory_of(tensor)}
+
+    parameters = held(module._parameters)
+    return _Held([id(p) for p in parameters], memory(parameters), memory(held(module._buffers)))
 
 
 def _with_memory(

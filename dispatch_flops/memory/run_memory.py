@@ -106,15 +106,15 @@ class Memory:
         """Note parameters and buffers, which a program may give new storages at any time."""
         with _torch.modes_disabled():
             for module in modules:
-                for parameter in module._parameters.values():
+                for buffer in module._buffers.values():
+                    if buffer is not None and not self._bytes_if_noted(buffer, "buffers"):
+                        self._note(buffer, "buffers")
+                for parameter in module._parameters.values():  # of which a buffer may be a view
                     # functional_call puts what it is given there: an inner step's results, say.
                     if not isinstance(parameter, nn.Parameter):
                         continue
                     if not self._bytes_if_noted(parameter, "parameters"):
                         self._note(parameter, "parameters")
-                for buffer in module._buffers.values():
-                    if buffer is not None and not self._bytes_if_noted(buffer, "buffers"):
-                        self._note(buffer, "buffers")
 
     def _bytes_if_noted(self, tensor: torch.Tensor, role: Role) -> int:
         """Return the bytes of a tensor that has its role already; 0 if that is not known.

@@ -294,3 +294,40 @@ def test_step_that_keeps_most_is_found_however_many_there_are(largest: int) -> N
         del kept
     memory = counter.profile.root.children[0].memory
     assert memory is not None and memory.own.activations == 2 * 11 * WIDTH * F32
+
+
+@pytest.mark.parametrize("show", [lambda data: data, lambda data: data.t(), lambda data: data[:]])
+def test_parameters_that_show_the_same_memory_are_held_once(
+    show: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    first, second = linear(), linear()
+    second.weight = nn.Parameter(show(first.weight.data))
+    model = nn.Sequential(first, second)
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model(torch.ones(ROWS, WIDTH)).sum().backward()
+    memory, root = counter.profile.memory, counter.profile.root
+    assert memory is not None and root.memory is not None
+    each = [child.memory and child.memory.own.parameters for child in root.children]
+    assert each == [WEIGHT * F32] * 2
+    assert root.memory.total.parameters == memory.by_role()["parameters"] == WEIGHT * F32
+    assert root.memory.total.gradients == 2 * WEIGHT * F32
+
+
+def test_parts_of_one_storage_are_held_each() -> None:
+    flat = torch.ones(2 * WEIGHT)
+    model = nn.Sequential(linear(), linear())
+    for layer, part in zip(model, flat.split(WEIGHT), strict=True):
+        layer.weight = nn.Parameter(part.view(WIDTH, WIDTH))
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model(torch.ones(ROWS, WIDTH))
+    root = counter.profile.root.memory
+    assert root is not None and root.total.parameters == 2 * WEIGHT * F32
+
+
+def test_buffer_that_shows_a_parameter_is_part_of_the_parameters() -> None:
+    model = linear()
+    model.register_buffer("diagonal", model.weight.data.diagonal())
+    model.register_buffer("transposed", model.weight.data.t())
+    memory, own = held_at_the_end(lambda: model(torch.ones(ROWS, WIDTH)), model)
+    assert memory.by_role()["parameters"] == own.parameters == WEIGHT * F32
+    assert "buffers" not in memory.by_role()
