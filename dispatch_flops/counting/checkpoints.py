@@ -51,6 +51,17 @@ def checkpoint_variables(hooks: Any) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in cells}
 
 
+def is_checkpointing() -> bool:
+    """Return True in a function that a reentrant checkpoint runs first, without gradients."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == torch.utils.checkpoint.__file__ and code.co_name == "forward":
+            return True
+        frame = frame.f_back
+    return False
+
+
 def recomputing_frame() -> FrameType | None:
     """Return the frame of torch.utils.checkpoint that recomputes what runs now; None without one.
 

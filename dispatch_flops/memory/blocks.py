@@ -184,7 +184,8 @@ class Blocks:
         self.live: dict[int, Block] = {}
         self.devices: dict[torch.device, DeviceBlocks] = {}
         self.allocations = 0
-        self.step = 0
+        self.step = self._training_step = 0  # other steps have negative numbers
+        self._steps_apart = 0
         self.born_in_calls = 0  # allocations when the outermost module call last ended
         self.rounding = rounding
         self.threads = threading.local()
@@ -367,7 +368,8 @@ class Blocks:
             return block.role or "inputs"
         phase = block.made_in.phase
         if phase == "forward":
-            outlives_phase = block.step != self.step or self._phase_now() != "forward"
+            is_of_earlier = 0 <= block.step < self._training_step
+            outlives_phase = is_of_earlier or self._phase_now() != "forward"
             is_kept = not is_over or outlives_phase or block.born <= self.born_in_calls
             return "activations" if is_kept else "temporaries"
         if phase == "recompute":
@@ -385,17 +387,31 @@ class Blocks:
         for device in tuple(self.devices.values()):
             device.note_event(self.allocations)
 
+    def begin_step_apart(self) -> None:
+        """Note that an outermost module call begins that keeps nothing for a backward pass."""
+        self._steps_apart += 1
+        self.step = -self._steps_apart
+        self._drop_lower_steps(self._steps_apart)
+
     def end_of_calls(self) -> None:
         """Note that an outermost module call ended."""
         self.born_in_calls = self.allocations
+        self.step = self._training_step
         self.note_event()
 
     def next_step(self) -> None:
         """Note that a backward pass or an optimizer step is followed by another forward."""
-        self.step += 1
-        if self.step % _STEPS == 0:
-            # Results of the last one may be held until those of the next replace them.
-            kept = {*_highest_steps(self._activations.copy()), self.step - 1}
+        self._training_step += 1
+        if self.step >= 0:
+            self.step = self._training_step
+        self._drop_lower_steps(self._training_step)
+
+    def _drop_lower_steps(self, count: int) -> None:
+        """Forget, now and then, steps that are over and in which no module kept most."""
+        if count % _STEPS == 0:
+            # Results of the last ones may be held until those of the next replace them.
+            last = self._training_step - 1, self._training_step, 1 - self._steps_apart
+            kept = {*_highest_steps(self._activations.copy()), *last}
             for step, fqn in list(self._activations):
                 if step not in kept:
                     del self._activations[step, fqn]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dispatch_flops import _torch
+from dispatch_flops.counting.checkpoints import is_checkpointing
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.thread_state import NO_TASK, OpenCall, ThreadState, last_recorded_in
 from dispatch_flops.counting.undo import UndoStack
@@ -29,6 +30,16 @@ def _is_fsdp2(module: object) -> bool:
     """Return True for a module that ``fully_shard`` was called for."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def _is_outermost(thread: ThreadState, call: OpenCall) -> bool:
+    """Return True for a module call that is in no other, nor in a backward pass."""
+    if call.task != NO_TASK:
+        return False
+    for running in thread.stack:
+        if running.named is not None:
+            return running is call
+    return True
 
 
 class _MostBytes:
@@ -207,12 +218,19 @@ class Memory:
         """Do nothing: memory needs no stamp."""
 
     def enter(self, thread: ThreadState, stamp: Any) -> None:
-        """Note what an optimizer holds before its step, and a cache that a module is given."""
+        """Note what an optimizer holds before its step, and a cache that a module is given.
+
+        Also note where an outermost module call begins that keeps nothing for a backward pass.
+        """
         call = thread.stack[-1]
         if call.named is None:
             self._note_optimizer(call.owner)
-        elif call.owner.__class__ not in self._ordinary and takes_cache(call.owner):
+            return
+        if call.owner.__class__ not in self._ordinary and takes_cache(call.owner):
             self._note_cache(thread, call)
+        is_apart = not torch.is_grad_enabled() and _is_outermost(thread, call)
+        if is_apart and not is_checkpointing():  # what is checkpointed will be run with gradients
+            self.blocks.begin_step_apart()
 
     def leaving(self) -> None:
         """Do nothing: memory needs no stamp."""
@@ -229,11 +247,8 @@ class Memory:
             return
         if owner.__class__ not in self._ordinary:
             self._note_extraordinary(thread, call)
-        if call.task != NO_TASK:
+        if not _is_outermost(thread, call):
             return
-        for other in thread.stack:
-            if other.named is not None and other is not call:
-                return
         self._note_modules(owner.modules())
         self._is_first_call = False
         self.blocks.end_of_calls()

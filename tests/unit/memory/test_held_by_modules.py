@@ -331,3 +331,57 @@ def test_buffer_that_shows_a_parameter_is_part_of_the_parameters() -> None:
     memory, own = held_at_the_end(lambda: model(torch.ones(ROWS, WIDTH)), model)
     assert memory.by_role()["parameters"] == own.parameters == WEIGHT * F32
     assert "buffers" not in memory.by_role()
+
+
+def activations_of(model: nn.Module, run: Callable[[], object]) -> list[int]:
+    """Return the bytes of activations that each child of a model holds."""
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        run()
+    held = [child.memory for child in counter.profile.root.children]
+    return [memory.own.activations for memory in held if memory is not None]
+
+
+@pytest.mark.parametrize("calls", [1, 2, 200])
+def test_calls_without_gradients_do_not_hold_their_results_together(calls: int) -> None:
+    model = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+
+    def run() -> None:
+        with torch.no_grad():
+            for rows in range(1, calls + 1):
+                model(torch.ones(rows, WIDTH))
+
+    assert activations_of(model, run) == [0, calls * WIDTH * F32]
+
+
+def test_calls_without_gradients_between_others_are_steps_of_their_own() -> None:
+    """Two calls, with 3 and 5 rows, keep activations for one backward pass; one has 7."""
+    model = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+
+    def train() -> None:
+        first = model(torch.ones(3, WIDTH, requires_grad=True))
+        with torch.no_grad():
+            model(torch.ones(7, WIDTH))
+        second = model(torch.ones(5, WIDTH, requires_grad=True))
+        (first.sum() + second.sum()).backward()
+
+    def run() -> None:
+        for _ in range(2):
+            train()
+            with torch.no_grad():
+                model(torch.ones(7, WIDTH))
+
+    assert activations_of(model, run) == [(3 + 5) * WIDTH * F32] * 2
+
+
+def test_reentrant_checkpoints_of_layers_are_of_one_step() -> None:
+    """Each layer keeps its result for the next one, and makes it again in backward."""
+    model, x = nn.Sequential(nn.Tanh(), nn.Sigmoid()), torch.ones(ROWS, WIDTH, requires_grad=True)
+
+    def run() -> None:
+        for _ in range(2):
+            y = x
+            for layer in model:
+                y = checkpoint(layer, y, use_reentrant=True)
+            y.sum().backward()
+
+    assert activations_of(model, run) == [2 * ROWS * WIDTH * F32] * 2
