@@ -187,6 +187,7 @@ class Blocks:
         self.step = self._training_step = 0  # other steps have negative numbers
         self._steps_apart = 0
         self.born_in_calls = 0  # allocations when the outermost module call last ended
+        self.born_in_backward = 0  # the same of the backward pass
         self.rounding = rounding
         self.threads = threading.local()
         self.on_release = self._released  # made once: looking it up creates a bound method
@@ -374,9 +375,8 @@ class Blocks:
             return "activations" if is_kept else "temporaries"
         if phase == "recompute":
             return "temporaries" if is_over and self._phase_now() == phase else "activations"
-        if phase == "backward" and _graph_task() == NO_TASK:
-            return "gradients"
-        return "temporaries"
+        is_in_backward = block.born > self.born_in_backward and _graph_task() != NO_TASK
+        return "gradients" if phase == "backward" and not is_in_backward else "temporaries"
 
     def _phase_now(self) -> Phase:
         made_in = last_recorded_in(self.threads)
@@ -398,6 +398,10 @@ class Blocks:
         self.born_in_calls = self.allocations
         self.step = self._training_step
         self.note_event()
+
+    def end_of_backward(self) -> None:
+        """Note that a backward pass ended."""
+        self.born_in_backward = self.allocations
 
     def next_step(self) -> None:
         """Note that a backward pass or an optimizer step is followed by another forward."""

@@ -336,6 +336,7 @@ class Memory:
         """Note that operators of another phase follow."""
         self.blocks.note_event()
         if before == "backward" and _graph_task() == NO_TASK:  # a recomputation is within one
+            self.blocks.end_of_backward()
             self._note_modules(self._names.modules())
             self._note_gradients()
         if after == "forward":

@@ -288,6 +288,22 @@ def test_gradients_that_no_optimizer_uses_are_gradients() -> None:
     assert memory_of(run, model).by_role("backward")["gradients"] == 3 * 5 * F32
 
 
+def test_gradient_that_a_later_backward_pass_releases_is_a_gradient() -> None:
+    x = torch.ones(1009, requires_grad=True)
+
+    def run() -> None:
+        kept = [*torch.autograd.grad(x.exp().sum(), x)]
+        y = x.sin()
+        y.register_hook(lambda _: kept.clear())
+        y.sum().backward()
+
+    # The peak is where the sum of the sines is there, and the gradient that backward() begins with.
+    size = 1009 * F32
+    assert memory_of(run).by_role("forward") == {
+        "inputs": size, "gradients": size, "activations": size + 2 * F32,
+    }  # fmt: skip
+
+
 def test_without_backward_what_outlives_the_call_is_an_activation() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Sigmoid(), nn.Linear(5, 11))
     x = torch.ones(7, 3)
