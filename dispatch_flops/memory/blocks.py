@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -56,6 +56,17 @@ class Block(weakref.ref[Storage]):
     def made_in(self) -> ModulePhase | None:
         """The module and phase that allocated it; None if it was there before."""
         return self.peak.made_in
+
+
+class Extent(NamedTuple):
+    """What a tensor shows of a storage; tensors that show the same memory have equal ones.
+
+    storage: its identity. offset: elements before it. size: bytes.
+    """
+
+    storage: int
+    offset: int
+    size: int
 
 
 class Peak:
@@ -322,18 +333,16 @@ class Blocks:
                 return block.size
         except (RuntimeError, ValueError):  # sparse and the like; lazy
             pass
-        return sum(size for _, size in self.memory_of(tensor))
+        return sum(extent.size for extent in self.extents_of(tensor))
 
-    def memory_of(self, tensor: torch.Tensor) -> Iterator[tuple[object, int]]:
-        """Yield a key and the bytes of each storage of a tensor, or of its share of the storage.
-
-        Tensors that show the same memory have the same key.
-        """
+    def extents_of(self, tensor: torch.Tensor) -> Iterator[Extent]:
+        """Yield what a tensor shows of its storages: all, or a share where they hold more."""
         for part in dense_parts_of(tensor):
             storage = part.untyped_storage()
-            is_share = part.nbytes < storage.nbytes()
-            size = part.nbytes if is_share else self.size_of(storage)
-            yield (id(storage), part.storage_offset() if is_share else 0, size), size
+            if part.nbytes < storage.nbytes():
+                yield Extent(id(storage), int(part.storage_offset()), part.nbytes)
+            else:
+                yield Extent(id(storage), 0, self.size_of(storage))
 
     def _released(self, block: Block) -> None:
         """Note that a block is released. It may also be replaced by one of another size.

@@ -14,7 +14,7 @@ from dispatch_flops import _torch
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import brought_to
 from dispatch_flops.counting.thread_state import ModulePhase
-from dispatch_flops.memory.blocks import Blocks, DeviceBlocks, Peak
+from dispatch_flops.memory.blocks import Blocks, DeviceBlocks, Extent, Peak
 from dispatch_flops.memory.run_memory import Memory
 from dispatch_flops.memory.timeline import Point
 from dispatch_flops.profile import ModuleNode, Profile
@@ -74,14 +74,11 @@ class _Device(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What a module itself holds: the ids of its parameters, and the memory of its tensors.
-
-    parameters, buffers: bytes by the keys of ``Blocks.memory_of``.
-    """
+    """What a module itself holds: the ids of its parameters, and the memory of its tensors."""
 
     ids: list[int]
-    parameters: dict[object, int]
-    buffers: dict[object, int]
+    parameters: list[Extent]
+    buffers: list[Extent]
 
 
 class MemoryReading:
@@ -195,6 +192,7 @@ class MemoryReading:
     def _held_by_modules(self) -> Mapping[str, Mapping[object, HeldBytes]]:
         """Return what each module itself holds, less activations, by what holds it."""
         shown = self._names.shown
+        of_parameters = {part.storage for held in self._held.values() for part in held.parameters}
         found: defaultdict[str, dict[object, HeldBytes]] = defaultdict(dict)
         for fqn, size in self._caches.items():
             found[shown(fqn)][fqn] = HeldBytes(kv_cache=size)
@@ -205,8 +203,11 @@ class MemoryReading:
                     gradients=self._gradient_bytes.get(key, 0),
                     optimizer_state=self._state_bytes.get(key, 0),
                 )
-            parts.update((key, HeldBytes(buffers=size)) for key, size in held.buffers.items())
-            parts.update((key, HeldBytes(parameters=size)) for key, size in held.parameters.items())
+            for part in held.parameters:
+                parts[part] = HeldBytes(parameters=part.size)
+            for part in held.buffers:
+                if part.storage not in of_parameters:
+                    parts[part] = HeldBytes(buffers=part.size)
         return found
 
     def _kept_by_modules(self) -> Mapping[str, Counter[int]]:
@@ -252,16 +253,16 @@ def _read_peak(device: DeviceBlocks, peak: Peak, alive: list[_Block]) -> _Peak:
 def _read_held(module: nn.Module | None, blocks: Blocks, *, is_offloaded: bool) -> _Held:
     """Return the tensors of a module; none if it is gone, nor those that are offloaded."""
     if module is None:
-        return _Held([], {}, {})
+        return _Held([], [], [])
 
     def held(tensors: Mapping[str, torch.Tensor | None]) -> list[torch.Tensor]:
         return [t for t in tensors.values() if t is not None and not (is_offloaded and t.is_meta)]
 
-    def memory(tensors: Iterable[torch.Tensor]) -> dict[object, int]:
-        return {key: size for tensor in tensors for key, size in blocks.memory_of(tensor)}
+    def extents(tensors: Iterable[torch.Tensor]) -> list[Extent]:
+        return [extent for tensor in tensors for extent in blocks.extents_of(tensor)]
 
     parameters = held(module._parameters)
-    return _Held([id(p) for p in parameters], memory(parameters), memory(held(module._buffers)))
+    return _Held([id(p) for p in parameters], extents(parameters), extents(held(module._buffers)))
 
 
 def _with_memory(

@@ -115,12 +115,14 @@ class Memory:
 
     def _note_modules(self, modules: Iterable[nn.Module]) -> None:
         """Note parameters and buffers, which a program may give new storages at any time."""
+        held = list(modules)
         with _torch.modes_disabled():
-            for module in modules:
+            for module in held:
                 for buffer in module._buffers.values():
                     if buffer is not None and not self._bytes_if_noted(buffer, "buffers"):
                         self._note(buffer, "buffers")
-                for parameter in module._parameters.values():  # of which a buffer may be a view
+            for module in held:  # last: a buffer may show the memory of a parameter
+                for parameter in module._parameters.values():
                     # functional_call puts what it is given there: an inner step's results, say.
                     if not isinstance(parameter, nn.Parameter):
                         continue
@@ -161,6 +163,8 @@ class Memory:
         """
         was_there = optimizer not in self._met_optimizers
         self._met_optimizers.add(optimizer)
+        # One may wrap another: that of SAM keeps weights, and the one that it steps keeps moments.
+        others = [o.state for o in self._met_optimizers if o.state is not optimizer.state]
         with _torch.modes_disabled():
             for group in optimizer.param_groups:
                 self._note_gradients_of(group["params"])
@@ -171,20 +175,10 @@ class Memory:
                         tensor, "optimizer state", was_there=was_there
                     )
                 if isinstance(parameter, torch.Tensor):  # some keep more state, by a name
-                    size += self._state_bytes_elsewhere(parameter, optimizer)
+                    if others:
+                        elsewhere = tensors_in([state.get(parameter) for state in others])
+                        size += sum(map(self.blocks.bytes_of, elsewhere))
                     self.state_bytes.note(parameter, size)
-
-    def _state_bytes_elsewhere(self, parameter: torch.Tensor, optimizer: Any) -> int:
-        """Return the bytes that other optimizers hold for a parameter.
-
-        One may wrap another: that of SAM keeps weights, and the one that it steps keeps moments.
-        """
-        states = (
-            other.state.get(parameter)
-            for other in self._met_optimizers
-            if other.state is not optimizer.state
-        )
-        return sum(map(self.blocks.bytes_of, tensors_in(list(states))))
 
     def _note(self, tensor: torch.Tensor, role: Role, *, was_there: bool = False) -> int:
         """Give the storages of a tensor their role; return its bytes, as ``bytes_of`` does.

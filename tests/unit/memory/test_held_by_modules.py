@@ -331,6 +331,22 @@ def test_buffer_that_shows_a_parameter_is_part_of_the_parameters() -> None:
     memory, own = held_at_the_end(lambda: model(torch.ones(ROWS, WIDTH)), model)
     assert memory.by_role()["parameters"] == own.parameters == WEIGHT * F32
     assert "buffers" not in memory.by_role()
+    assert not own.buffers
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_buffer_of_another_module_that_shows_a_parameter_is_part_of_the_parameters(
+    order: int,
+) -> None:
+    first, second = linear(), nn.Tanh()
+    second.register_buffer("alias", first.weight.data)
+    model = nn.Sequential(*[first, second][::order])
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        second(first(torch.ones(ROWS, WIDTH)))
+    memory, held = counter.profile.memory, counter.profile.root.memory
+    assert memory is not None and held is not None
+    assert memory.by_role()["parameters"] == held.total.parameters == WEIGHT * F32
+    assert "buffers" not in memory.by_role() and not held.total.buffers
 
 
 def activations_of(model: nn.Module, run: Callable[[], object]) -> list[int]:
