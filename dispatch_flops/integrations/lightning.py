@@ -73,6 +73,11 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
             self.meter.note_batch(batch)
         self.add_batch(batch)
 
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
+        """Tell the meter what starts, where a validation comes between the batches of a step."""
+        if self.meter is not None:
+            self.meter.note_batch(batch)
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """End the step if the optimizer has stepped."""
         if trainer.global_step == self._global_step:

@@ -215,3 +215,38 @@ def test_steps_of_a_wrapped_module_are_not_all_counted(tmp_path: Path) -> None:
     assert callback.meter is not None
     assert callback.meter.run.total.macs == steps * 2 * FORWARD
     assert callback.meter.run.timed_steps >= steps - 3
+
+
+class Validated(Net):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.layer(batch["x"])
+
+
+def test_validation_within_some_steps_is_counted_in_these_alone(tmp_path: Path) -> None:
+    """It follows batches 10 to 80; of these, 20, 40, 60 and 80 are the last of a step."""
+    batches, every, of_validation = 80, 10, 2
+    callback = FlopsCallback(every_step=True, machine=TOY)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        accumulate_grad_batches=MICRO,
+        val_check_interval=every,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    train, validation = (
+        torch.utils.data.DataLoader([{"x": torch.ones(IN)}] * (number * B), batch_size=B)
+        for number in (batches, of_validation)
+    )
+    trainer.fit(Validated(), train, validation)
+    within = [done for done in range(every, batches + 1, every) if done % MICRO]
+    assert callback.meter is not None
+    assert len(within) == 4
+    # forward and the gradient of the weight; of a validation, forward alone
+    assert callback.meter.run.total.macs == (2 * batches + of_validation * len(within)) * FORWARD
+    assert not callback.meter.is_estimate
