@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from dispatch_flops.integrations.callback import StepCallback
 
 try:
@@ -92,7 +94,8 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
             if not self._figures or _is_logged(trainer):
                 self._figures = self.figures()
             for name, value in self._figures.items():
-                pl_module.log(name, float(value))
+                # Of a number, Lightning would make a float32, which has 7 digits.
+                pl_module.log(name, torch.tensor(float(value), dtype=torch.float64))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds of this callback."""

@@ -192,6 +192,36 @@ def test_every_step_is_logged_and_totals_continue_after_a_checkpoint(tmp_path: P
     assert {"mfu", "flops_per_s", "tokens_per_s"} <= set(rows[-1])
 
 
+class Wide(Words):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(101, 991, bias=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.layer(batch).sum()
+
+
+def test_loggers_are_given_all_digits_of_the_flops(tmp_path: Path) -> None:
+    rows, logged = 103, Logged()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        callbacks=[FlopsCallback(every_step=True, machine=TOY)],
+        logger=logged,
+        log_every_n_steps=1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(Wide(), torch.utils.data.DataLoader([torch.ones(101)] * rows, batch_size=rows))
+    found = next(row["model_flops"] for row in logged.rows if "model_flops" in row)
+    # forward, the gradient of the weight and the sum; Lightning divides the loss by 1
+    expected = 2 * 2 * rows * 101 * 991 + (rows * 991 - 1) + 2
+    assert found == expected != torch.tensor(expected, dtype=torch.float32).item()
+
+
 def test_steps_of_a_wrapped_module_are_not_all_counted(tmp_path: Path) -> None:
     """Under DDP, Lightning calls the module in place of its method, with the batch's number."""
     steps, callback = 6, FlopsCallback(every_step=True, machine=TOY)
