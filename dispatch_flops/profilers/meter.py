@@ -147,7 +147,7 @@ class FlopMeter(MeteredRun):
         self._step: RunningStep | None = None  # ``_path`` while a step runs
         self._thread = 0  # that of the step
         self._begun_s = 0.0
-        self._size = _NO_SIZE  # samples and tokens of the next block
+        self._size = _NO_SIZE  # samples and tokens of the step that runs, or of the next one
         self._stated = 0  # inputs of ``note_batch``, until the model is called
         self.is_timed = True
         self._stepping: FrameKey  # of the optimizer's step that runs, after ``start``
@@ -191,17 +191,16 @@ class FlopMeter(MeteredRun):
         """
         if not (inputs is None or isinstance(inputs, (tuple, list))):
             raise TargetError(f"inputs is of type {type(inputs).__name__}; pass a tuple, as (x,)")
-        self._size = _NO_SIZE
-        if samples is not None or tokens is not None:
-            self.note_size(samples, tokens)
-        return _Block(self, inputs)
+        return _Block(self, _checked_size(samples, tokens), inputs)
 
     def note_size(self, samples: int | None = None, tokens: int | None = None) -> None:
         """State the numbers of samples and tokens of the step that runs, where its start is early.
 
+        After ``start()`` and between two steps, of the next one.
+
         samples, tokens: as in ``step``. Raises ConfigError if one is not a count.
         """
-        self._size = sample_count(samples) or 0, sample_count(tokens, "tokens") or 0
+        self._size = _checked_size(samples, tokens)
 
     def note_batch(self, *inputs: Any) -> None:
         """State the inputs of the work that starts now, where the model itself is not called.
@@ -278,7 +277,8 @@ class FlopMeter(MeteredRun):
         seconds = self._now() - self._begun_s
         parts = step.end()
         is_rated = self.is_timed and not step.was_counted
-        self._totals.add(parts, seconds if is_rated else None, *self._size)
+        size, self._size = self._size, _NO_SIZE
+        self._totals.add(parts, seconds if is_rated else None, *size)
         if not step.is_known:
             step.commit(self._totals.steps)
             if self._states.due:
@@ -298,6 +298,7 @@ class FlopMeter(MeteredRun):
     def _drop(self) -> None:
         """Forget an unfinished step, and remove the hooks."""
         self._step = self._outer = None
+        self._size = _NO_SIZE
         try:
             if self._counter.session is not None:
                 self._counter.abandon()
@@ -432,6 +433,13 @@ class FlopMeter(MeteredRun):
         self._path = RunningStep(self._states, self._counter)
 
 
+def _checked_size(samples: int | None, tokens: int | None) -> tuple[int, int]:
+    """Return both numbers, 0 for one that is not known; raise ConfigError for what is no count."""
+    if samples is None and tokens is None:
+        return _NO_SIZE
+    return sample_count(samples) or 0, sample_count(tokens, "tokens") or 0
+
+
 def _is_called_within_itself(module: nn.Module) -> bool:
     """Return True if another call of ``module`` has not returned."""
     return running_modules()[id(module)] > 1
@@ -446,14 +454,18 @@ def _continued(arguments: dict[str, Any], state: Mapping[str, Any]) -> FlopMeter
 class _Block:
     """One step of a meter.
 
-    inputs: of the work that the step begins with, if stated. number: how many blocks the meter has
-        entered with this one, while the step may have to be dropped; else 0.
+    size: its samples and tokens. inputs: of the work that the step begins with, if stated. number:
+        how many blocks the meter has entered with this one, while the step may have to be dropped;
+        else 0.
     """
 
-    __slots__ = ("_meter", "inputs", "number")
+    __slots__ = ("_meter", "inputs", "number", "size")
 
-    def __init__(self, meter: FlopMeter, inputs: tuple[Any, ...] | None) -> None:
+    def __init__(
+        self, meter: FlopMeter, size: tuple[int, int], inputs: tuple[Any, ...] | None
+    ) -> None:
         self._meter = meter
+        self.size: tuple[int, int] = size
         self.inputs: tuple[Any, ...] | None = inputs
         self.number: int = 0
 
@@ -461,6 +473,7 @@ class _Block:
         meter = self._meter
         meter._check_inactive()
         self.number = meter._entered = meter._entered + 1
+        meter._size = self.size
         try:
             meter._counter.note_modes()
             meter._hooks.install()

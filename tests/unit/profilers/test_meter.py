@@ -872,6 +872,30 @@ def test_step_inside_a_step_is_refused(model: Net, meter: FlopMeter) -> None:
     assert meter.total_flops == forward(B)
 
 
+def test_size_that_is_stated_is_of_one_step_alone(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    first, second = meter.step(samples=3, tokens=31), meter.step(samples=5, tokens=53)
+    with first:
+        train(model, optimizer, 3)
+        with pytest.raises(AlreadyActiveError), meter.step(samples=1000):
+            pass
+    assert (meter.last_step.samples, meter.last_step.tokens) == (3, 31)
+    with second:
+        train(model, optimizer, 5)
+    assert (meter.last_step.samples, meter.last_step.tokens) == (5, 53)
+    meter.start()
+    train(model, optimizer, 5)
+    assert meter.last_step.samples == 0
+    meter.note_size(samples=7)  # before the step, which begins with the call
+    train(model, optimizer, 7)
+    assert meter.last_step.samples == 7
+    train(model, optimizer, 5)
+    meter.stop()
+    assert meter.last_step.samples == 0
+    assert (meter.run.samples, meter.run.tokens) == (3 + 5 + 7, 31 + 53)
+
+
 def test_wrong_arguments_are_refused(model: Net) -> None:
     with pytest.raises(TargetError, match="optimizer is of type str"):
         FlopMeter(model, "SGD")  # type: ignore[arg-type]
