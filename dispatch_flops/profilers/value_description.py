@@ -16,6 +16,8 @@ _EXACT: Final = frozenset((bool, int, str, bytes, type(None), torch.dtype, torch
 # The plain value of an object of a derived class.
 _PLAIN: Final = {int: int.__pos__, float: float.__pos__, complex: complex.__pos__, str: str.__str__}
 _BY_IDENTITY: Final = (nn.Module, type, types.ModuleType, types.BuiltinFunctionType)
+# What a tokenizer notes of a text, beside the tensors that a model is given.
+_NOTES: Final = frozenset((("tokenizers", "Encoding"),))
 _DEEPEST: Final = 12  # levels of nested values; a deeper one, or a cycle, is opaque
 _MOST: Final = 10_000  # nested values; what holds more, such as a data set, is opaque
 _HEAP_TYPE: Final = 1 << 9  # flag of the classes that a program made, and of some built-in ones
@@ -82,6 +84,8 @@ def _held_by_object(value: Any, kind: type) -> list[Any]:
     """Return all that an object holds: what a built-in class of it holds, and its attributes."""
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
+    if (kind.__module__, kind.__name__) in _NOTES:
+        return []
     plain = next((base for base in _PLAIN if isinstance(value, base)), None)
     held: list[Any] = []
     if isinstance(value, Mapping):

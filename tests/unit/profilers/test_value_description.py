@@ -175,3 +175,18 @@ def test_child_that_refers_to_its_parent_is_described() -> None:
         parent.x = with_attribute(Users(parent.data), weakref.ref(parent))
     found = [describe(parent) for parent in parents]
     assert found[0] != found[1] == found[2]
+
+
+def test_batch_of_a_tokenizer_is_described_by_its_tensors() -> None:
+    """It holds compiled objects as well, which tell where in the text each token was."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from transformers import PreTrainedTokenizerFast
+
+    letters = tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a")
+    split = tokenizers.Tokenizer(letters)
+    split.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenize = PreTrainedTokenizerFast(tokenizer_object=split)
+    batches = [tokenize([text], return_tensors="pt") for text in ("a b", "b a", "b a a")]
+    assert all(isinstance(one.encodings[0], tokenizers.Encoding) for one in batches)
+    found = [describe(batch) for batch in batches]
+    assert found[0] == found[1] != found[2]
