@@ -41,6 +41,7 @@ from dispatch_flops.profilers.step_signature import call_signature, optimizer_si
 from dispatch_flops.timing.devices import Now, checked_clock
 
 _NO_SIZE = (0, 0)
+_NONE_TIMED = 200  # steps that were all counted, before a warning says so
 
 
 class FlopMeter(MeteredRun):
@@ -294,6 +295,7 @@ class FlopMeter(MeteredRun):
             if step.was_counted:
                 self._hooks.renew()
                 self._report(step)
+                self._report_if_none_is_timed()
 
     def _drop(self) -> None:
         """Forget an unfinished step, and remove the hooks."""
@@ -320,6 +322,16 @@ class FlopMeter(MeteredRun):
                 "what runs depends on data or on more than the inputs; the meter's totals are "
                 "estimates from counted steps",
                 stacklevel=stacklevel_of_program(),
+            )
+
+    def _report_if_none_is_timed(self) -> None:
+        """Warn where no step was like an earlier one, after many."""
+        totals = self._totals
+        if self.is_timed and totals.steps == _NONE_TIMED and not totals.timed_steps:
+            self._warn_once(
+                f"each of the first {_NONE_TIMED} steps was counted, which takes time and leaves "
+                "rates unknown: their inputs are new in every step, as a text or a number may be, "
+                "or are not known in full"
             )
 
     # -- hooks ----------------------------------------------------------------------------------

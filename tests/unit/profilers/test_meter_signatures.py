@@ -169,6 +169,22 @@ def test_signatures_that_never_come_again_are_not_kept(
     assert (meter.run.timed_steps == 0) is is_new
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_run_whose_steps_are_all_new_is_told_why_it_has_no_rates(*, is_new: bool) -> None:
+    model = nn.Sequential(Numbered())
+    meter = FlopMeter(model, verify_every=0)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for step in range(250):
+            with meter.step(), torch.no_grad():
+                model([torch.ones(3, IN), step if is_new else step % 3])
+    told = [str(one.message) for one in found]
+    assert [one.startswith("each of the first 200 steps was counted") for one in told] == (
+        [True] if is_new else []
+    )
+    assert (meter.flops_per_s is None) is is_new
+
+
 def test_steps_that_an_optimizer_counts_in_an_option_are_not_new_for_ever() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
