@@ -50,6 +50,7 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
 
     _global_step: int | None = None  # when the current step began
     _figures: Mapping[str, float] = MappingProxyType({})  # of ``every_step``, as logged last
+    _are_old = False  # a step has ended since
 
     def close(self) -> None:
         """Drop an unfinished step."""
@@ -64,7 +65,7 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
     def on_train_start(self, *_: Any) -> None:
         """Begin a training run."""
         self.reset()
-        self._figures = {}
+        self._figures, self._are_old = {}, False
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
         """Begin a step with the first batch after the step before."""
@@ -82,17 +83,19 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """End the step if the optimizer has stepped."""
-        if trainer.global_step == self._global_step:
-            return
-        self._global_step = None
-        self.end(
-            silent=not trainer.is_global_zero,
-            rank=trainer.global_rank,
-            world_size=trainer.world_size,
-        )
-        if self._every_step:
-            if not self._figures or _is_logged(trainer):
-                self._figures = self.figures()
+        has_stepped = trainer.global_step != self._global_step
+        if has_stepped:
+            self._global_step = None
+            self.end(
+                silent=not trainer.is_global_zero,
+                rank=trainer.global_rank,
+                world_size=trainer.world_size,
+            )
+            self._are_old = True
+        # Of manual optimization, the trainer also logs batches that do not step.
+        if self._every_step and (has_stepped or not pl_module.automatic_optimization):
+            if self._are_old and (not self._figures or _is_logged(trainer)):
+                self._figures, self._are_old = self.figures(), False
             for name, value in self._figures.items():
                 # Of a number, Lightning would make a float32, which has 7 digits.
                 pl_module.log(name, torch.tensor(float(value), dtype=torch.float64))

@@ -192,6 +192,29 @@ def test_every_step_is_logged_and_totals_continue_after_a_checkpoint(tmp_path: P
     assert {"mfu", "flops_per_s", "tokens_per_s"} <= set(rows[-1])
 
 
+def test_batches_of_manual_optimization_that_do_not_step_log_the_steps_so_far(
+    tmp_path: Path,
+) -> None:
+    """Batches 4, 8 and 12 step, and the trainer writes to its loggers after 3, 6, 9 and 12."""
+    logged = Logged()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        callbacks=[FlopsCallback(every_step=True)],
+        logger=logged,
+        log_every_n_steps=MICRO - 1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    data = [{"x": torch.ones(IN)} for _ in range(3 * MICRO * B)]
+    trainer.fit(Net(manual=True), torch.utils.data.DataLoader(data, batch_size=B))
+    found = [row["model_flops"] for row in logged.rows if "model_flops" in row]
+    assert [flops / found[0] for flops in found] == [1, 2, 3]
+
+
 class Wide(Words):
     def __init__(self) -> None:
         super().__init__()
