@@ -58,7 +58,10 @@ class FlopsCallback(StepCallback, Callback):  # type: ignore[misc]
         super().close()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forget the totals of a checkpoint that was tested or validated, before one is resumed."""
+        """Forget the totals of a checkpoint that was tested or validated, before one is resumed.
+
+        trainer, pl_module, stage: what Lightning passes; the stage "fit" is the one that trains.
+        """
         if stage == "fit":
             self.resume({})
 

@@ -446,7 +446,7 @@ class FlopMeter(MeteredRun):
 
 
 def _checked_size(samples: int | None, tokens: int | None) -> tuple[int, int]:
-    """Return both numbers, 0 for one that is not known; raise ConfigError for what is no count."""
+    """Return both numbers, 0 for one that is not known; raise ConfigError for anything else."""
     if samples is None and tokens is None:
         return _NO_SIZE
     return sample_count(samples) or 0, sample_count(tokens, "tokens") or 0
