@@ -295,7 +295,8 @@ class FlopMeter(MeteredRun):
             if step.was_counted:
                 self._hooks.renew()
                 self._report(step)
-                self._report_if_none_is_timed()
+                if not step.is_verified:  # which would say nothing of the inputs
+                    self._report_if_none_is_timed()
 
     def _drop(self) -> None:
         """Forget an unfinished step, and remove the hooks."""

@@ -169,10 +169,12 @@ def test_signatures_that_never_come_again_are_not_kept(
     assert (meter.run.timed_steps == 0) is is_new
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-def test_run_whose_steps_are_all_new_is_told_why_it_has_no_rates(*, is_new: bool) -> None:
+@pytest.mark.parametrize(("is_new", "verify_every"), [(True, 0), (False, 0), (False, 1)])
+def test_run_whose_steps_are_all_new_is_told_why_it_has_no_rates(
+    *, is_new: bool, verify_every: int
+) -> None:
     model = nn.Sequential(Numbered())
-    meter = FlopMeter(model, verify_every=0)
+    meter = FlopMeter(model, verify_every=verify_every)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         for step in range(250):
@@ -182,7 +184,7 @@ def test_run_whose_steps_are_all_new_is_told_why_it_has_no_rates(*, is_new: bool
     assert [one.startswith("each of the first 200 steps was counted") for one in told] == (
         [True] if is_new else []
     )
-    assert (meter.flops_per_s is None) is is_new
+    assert (meter.flops_per_s is None) is (is_new or verify_every == 1)
 
 
 def test_steps_that_an_optimizer_counts_in_an_option_are_not_new_for_ever() -> None:
