@@ -32,6 +32,11 @@ def _is_fsdp2(module: object) -> bool:
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
+def _is_tensor(key: object) -> bool:
+    """Return True for a tensor. torch's own check takes as long as noting its bytes does."""
+    return key.__class__ is nn.Parameter or isinstance(key, torch.Tensor)
+
+
 def _is_outermost(thread: ThreadState, call: OpenCall) -> bool:
     """Return True for a module call that is in no other, nor in a backward pass."""
     if call.task != NO_TASK:
@@ -164,7 +169,9 @@ class Memory:
         was_there = optimizer not in self._met_optimizers
         self._met_optimizers.add(optimizer)
         # One may wrap another: that of SAM keeps weights, and the one that it steps keeps moments.
-        others = [o.state for o in self._met_optimizers if o.state is not optimizer.state]
+        others = []
+        if len(self._met_optimizers) > 1:
+            others = [o.state for o in self._met_optimizers if o.state is not optimizer.state]
         with _torch.modes_disabled():
             for group in optimizer.param_groups:
                 self._note_gradients_of(group["params"])
@@ -174,7 +181,7 @@ class Memory:
                     size += self._bytes_if_noted(tensor, "optimizer state") or self._note(
                         tensor, "optimizer state", was_there=was_there
                     )
-                if isinstance(parameter, torch.Tensor):  # some keep more state, by a name
+                if _is_tensor(parameter):  # some keep more state, by a name
                     if others:
                         elsewhere = tensors_in([state.get(parameter) for state in others])
                         size += sum(map(self.blocks.bytes_of, elsewhere))
