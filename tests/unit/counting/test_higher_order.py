@@ -234,7 +234,7 @@ class TestOthers:
             profile = profile_of(lambda: op(*args, **kwargs))
         assert profile.total().macs == ONE
         assert profile.uncounted_ops() == {}
-        assert profile.root.class_name == "nothing"  # the graph is not a module of the model
+        assert profile.root.class_name == "no model"  # the graph is not a module of the model
 
     def test_operators_with_random_state_count_their_operator(self) -> None:
         from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state

@@ -51,20 +51,21 @@ class Net(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+def trainer_in(folder: Path, **options: Any) -> Any:
+    """Return a trainer of one epoch on the CPU, which shows and keeps nothing of its own."""
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    one_epoch = {"accelerator": "cpu", "devices": 1, "max_epochs": 1}
+    return lightning.Trainer(**{**one_epoch, **quiet, **options}, default_root_dir=folder)
+
+
 def fit(callback: FlopsCallback, model: Net, path: Path, *, steps: int = 4) -> None:
     manual = not model.automatic_optimization
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=1,
-        accumulate_grad_batches=1 if manual else MICRO,
-        callbacks=[callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=path,
-    )
+    trainer = trainer_in(path, accumulate_grad_batches=1 if manual else MICRO, callbacks=[callback])
     data = [{"x": torch.ones(IN)} for _ in range(steps * MICRO * B)]
     trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=B))
 
@@ -162,18 +163,14 @@ def test_every_step_is_logged_and_totals_continue_after_a_checkpoint(tmp_path: P
     one = B * length * IN * OUT
     for steps in (2, 6):
         callback, logged = FlopsCallback(every_step=True, machine=TOY), Logged()
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            devices=1,
+        trainer = trainer_in(
+            tmp_path,
+            max_epochs=None,
             max_steps=steps,
             accumulate_grad_batches=MICRO,
             callbacks=[callback],
             logger=logged,
             log_every_n_steps=1,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
         )
         trainer.fit(
             Words(),
@@ -197,17 +194,11 @@ def test_batches_of_manual_optimization_that_do_not_step_log_the_steps_so_far(
 ) -> None:
     """Batches 4, 8 and 12 step, and the trainer writes to its loggers after 3, 6, 9 and 12."""
     logged = Logged()
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=1,
+    trainer = trainer_in(
+        tmp_path,
         callbacks=[FlopsCallback(every_step=True)],
         logger=logged,
         log_every_n_steps=MICRO - 1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
     )
     data = [{"x": torch.ones(IN)} for _ in range(3 * MICRO * B)]
     trainer.fit(Net(manual=True), torch.utils.data.DataLoader(data, batch_size=B))
@@ -226,17 +217,11 @@ class Wide(Words):
 
 def test_loggers_are_given_all_digits_of_the_flops(tmp_path: Path) -> None:
     rows, logged = 103, Logged()
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=1,
+    trainer = trainer_in(
+        tmp_path,
         callbacks=[FlopsCallback(every_step=True, machine=TOY)],
         logger=logged,
         log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
     )
     trainer.fit(Wide(), torch.utils.data.DataLoader([torch.ones(101)] * rows, batch_size=rows))
     found = next(row["model_flops"] for row in logged.rows if "model_flops" in row)
@@ -248,17 +233,8 @@ def test_loggers_are_given_all_digits_of_the_flops(tmp_path: Path) -> None:
 def test_steps_of_a_wrapped_module_are_not_all_counted(tmp_path: Path) -> None:
     """Under DDP, Lightning calls the module in place of its method, with the batch's number."""
     steps, callback = 6, FlopsCallback(every_step=True, machine=TOY)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        strategy=DDPStrategy(process_group_backend="gloo"),
-        max_epochs=1,
-        callbacks=[callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
+    trainer = trainer_in(
+        tmp_path, strategy=DDPStrategy(process_group_backend="gloo"), callbacks=[callback]
     )
     data = [{"x": torch.ones(IN)} for _ in range(steps * B)]
     try:
@@ -279,18 +255,8 @@ def test_validation_within_some_steps_is_counted_in_these_alone(tmp_path: Path) 
     """It follows batches 10 to 80; of these, 20, 40, 60 and 80 are the last of a step."""
     batches, every, of_validation = 80, 10, 2
     callback = FlopsCallback(every_step=True, machine=TOY)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=1,
-        accumulate_grad_batches=MICRO,
-        val_check_interval=every,
-        callbacks=[callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
+    trainer = trainer_in(
+        tmp_path, accumulate_grad_batches=MICRO, val_check_interval=every, callbacks=[callback]
     )
     train, validation = (
         torch.utils.data.DataLoader([{"x": torch.ones(IN)}] * (number * B), batch_size=B)
