@@ -153,6 +153,7 @@ class DeviceBlocks:
         self.last_event = 0 if timeline is None else sys.maxsize  # which notes every release
         self.peaks: tuple[Peak, ...] = ()
         self.resting = Peak(None)
+        self.resting.bytes = 0
         self.modules: dict[ModulePhase, ModulePeak] = {}
         self.elsewhere = ModulePeak(self, None)
 
@@ -248,7 +249,7 @@ class Blocks:
             self.allocations += 1
             block.born = self.allocations
             device.now += size
-        device.note_resting(block.born)
+            device.note_resting(block.born)
 
     def give_role(self, storage: Storage, role: Role) -> None:
         """Say what a storage is for, if it is known and has any memory."""
@@ -327,22 +328,24 @@ class Blocks:
 
     def bytes_of(self, tensor: torch.Tensor) -> int:
         """Return the bytes of a tensor's storages; its own share where they hold more than it."""
-        try:
-            block = self.live.get(id(tensor.untyped_storage()))
-            if block is not None and block.size == tensor.nbytes:  # in most cases
-                return block.size
-        except (RuntimeError, ValueError):  # sparse and the like; lazy
-            pass
         return sum(extent.size for extent in self.extents_of(tensor))
 
-    def extents_of(self, tensor: torch.Tensor) -> Iterator[Extent]:
-        """Yield what a tensor shows of its storages: all, or a share where they hold more."""
-        for part in dense_parts_of(tensor):
-            storage = part.untyped_storage()
-            if part.nbytes < storage.nbytes():
-                yield Extent(id(storage), int(part.storage_offset()), part.nbytes)
-            else:
-                yield Extent(id(storage), 0, self.size_of(storage))
+    def extents_of(self, tensor: torch.Tensor) -> list[Extent]:
+        """Return what a tensor shows of its storages: all, or a share where they hold more."""
+        try:
+            storage = tensor.untyped_storage()
+            block = self.live.get(id(storage))
+            if block is not None and block.size == tensor.nbytes:  # in most cases
+                return [Extent(block.key, 0, block.size)]
+        except (RuntimeError, ValueError):  # sparse and the like; lazy
+            pass
+        return [self._extent_of(part) for part in dense_parts_of(tensor)]
+
+    def _extent_of(self, part: torch.Tensor) -> Extent:
+        storage = part.untyped_storage()
+        if part.nbytes < storage.nbytes():
+            return Extent(id(storage), int(part.storage_offset()), part.nbytes)
+        return Extent(id(storage), 0, self.size_of(storage))
 
     def _released(self, block: Block) -> None:
         """Note that a block is released. It may also be replaced by one of another size.

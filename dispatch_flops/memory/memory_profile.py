@@ -268,22 +268,23 @@ def _read_held(module: nn.Module | None, blocks: Blocks, *, is_offloaded: bool) 
 def _with_memory(
     root: ModuleNode,
     held: Mapping[str, Mapping[object, HeldBytes]],
-    kept: Mapping[str, Counter[int]],
+    kept: Mapping[str, Mapping[int, int]],
     peaks: Mapping[str, Mapping[Phase, int]],
 ) -> ModuleNode:
     """Return the tree with the memory of each module, from the leaves up."""
     built: dict[int, ModuleNode] = {}
-    below: dict[int, tuple[dict[object, HeldBytes], Counter[int]]] = {}
+    below: dict[int, tuple[dict[object, HeldBytes], dict[int, int]]] = {}
     for node in reversed(list(root.walk())):
         children = tuple(built.pop(id(child)) for child in node.children)
-        distinct, by_step = dict(held.get(node.fqn, {})), Counter(kept.get(node.fqn))
+        distinct, by_step = dict(held.get(node.fqn, {})), dict(kept.get(node.fqn, {}))
         own = total = _add_up(distinct, by_step)
         peak_bytes = PhaseBytes(peaks.get(node.fqn))
         if children:
             for child in node.children:
                 held_below, kept_below = below.pop(id(child))
                 distinct.update(held_below)
-                by_step.update(kept_below)
+                for step, size in kept_below.items():
+                    by_step[step] = by_step.get(step, 0) + size
             total = _add_up(distinct, by_step)
             known = (child.memory.peak_bytes for child in children if child.memory is not None)
             peak_bytes = highest([peak_bytes, *known])
@@ -295,5 +296,6 @@ def _with_memory(
 
 def _add_up(distinct: Mapping[object, HeldBytes], by_step: Mapping[int, int]) -> HeldBytes:
     """Return what is held in all, with the activations of the step that kept most."""
-    held = add_held(distinct.values())
-    return dataclasses.replace(held, activations=max(by_step.values(), default=0))
+    most = max(by_step.values(), default=0)
+    activations = [HeldBytes(activations=most)] if most else []
+    return add_held([*distinct.values(), *activations])

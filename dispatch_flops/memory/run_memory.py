@@ -125,14 +125,14 @@ class Memory:
             for module in held:
                 for buffer in module._buffers.values():
                     if buffer is not None and not self._bytes_if_noted(buffer, "buffers"):
-                        self._note(buffer, "buffers")
+                        self._give_role(buffer, "buffers")
             for module in held:  # last: a buffer may show the memory of a parameter
                 for parameter in module._parameters.values():
                     # functional_call puts what it is given there: an inner step's results, say.
                     if not isinstance(parameter, nn.Parameter):
                         continue
                     if not self._bytes_if_noted(parameter, "parameters"):
-                        self._note(parameter, "parameters")
+                        self._give_role(parameter, "parameters")
 
     def _bytes_if_noted(self, tensor: torch.Tensor, role: Role) -> int:
         """Return the bytes of a tensor that has its role already; 0 if that is not known.
@@ -188,15 +188,16 @@ class Memory:
                     self.state_bytes.note(parameter, size)
 
     def _note(self, tensor: torch.Tensor, role: Role, *, was_there: bool = False) -> int:
-        """Give the storages of a tensor their role; return its bytes, as ``bytes_of`` does.
+        """Give the storages of a tensor their role; return its bytes, as ``bytes_of`` does."""
+        self._give_role(tensor, role, was_there=was_there)
+        return self.blocks.bytes_of(tensor)
 
-        See ``meet`` for storages that are not known.
-        """
+    def _give_role(self, tensor: torch.Tensor, role: Role, *, was_there: bool = False) -> None:
+        """Give the storages of a tensor their role; see ``meet`` for those that are not known."""
         was_there = was_there or self._is_first_call
         for part in dense_parts_of(tensor):
             device = self.blocks.on(part.device)
             self.blocks.note(part.untyped_storage(), device, role, was_there=was_there)
-        return self.blocks.bytes_of(tensor)
 
     def _note_size(self, storage: Storage) -> None:
         """Note that the program gave a storage another size, without an operator."""
