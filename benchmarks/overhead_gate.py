@@ -6,7 +6,7 @@ Two processes, one per import root, run the same programs in turns on one core. 
 processor time that counting adds to the bare program, which runs just before it: the median over
 all turns of three pairs of processes, with garbage collection off. A figure that is more than 10 %
 above the other revision's is measured again, in seven pairs. The exit status is 1 if it is above
-10 % again. Three pairs take four minutes on a quiet machine.
+10 % again. With one figure in doubt, it took eight minutes.
 """
 
 from __future__ import annotations
