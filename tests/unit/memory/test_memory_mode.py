@@ -428,6 +428,19 @@ def test_device_on_which_nothing_is_allocated_had_what_was_released_since() -> N
     assert sum(use.bytes for use in on_cpu.peaks[0].uses) == on_cpu.peak_bytes
 
 
+def test_device_on_which_nothing_is_allocated_has_what_is_met_late() -> None:
+    model, x = nn.Linear(3, 5, device="meta"), torch.ones(2, 3, device="meta")
+    late = torch.ones(7, 3)
+
+    def run() -> None:
+        model(x + x)
+        model(late.to("meta"))
+
+    _, on_cpu = memory_of(run, model).devices
+    assert on_cpu.peak_bytes == 7 * 3 * F32
+    assert [use.role for use in on_cpu.peaks[0].uses] == ["inputs"]
+
+
 def test_meta_equals_cpu_to_the_byte() -> None:
     def step(device: str) -> Callable[[], None]:
         model = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5), nn.Linear(5, 7))
