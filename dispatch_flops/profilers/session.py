@@ -76,7 +76,7 @@ class Session:
         if memory is not None:
             self._memory, mode, self._read_memory = _follow_memory(self._names, memory)
         observers = (*self._pass.observers, *((self._memory,) if self._memory else ()))
-        is_repeated = not self._pass.observers and not (memory and memory.has_timeline)
+        is_repeated = not is_timed and not (memory and memory.has_timeline)
         layers = KnownLayers(own_rules) if is_repeated else None
         steps = KnownSteps(own_rules) if is_repeated else None
         self._tracker = Tracker(self._names, observers, self._is_mode_on, layers, steps)

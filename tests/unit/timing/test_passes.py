@@ -15,7 +15,15 @@ from dispatch_flops.counting.profile_builder import build_profile
 from dispatch_flops.profilers import session
 from dispatch_flops.timing import calibrated
 from dispatch_flops.timing.overhead import CallOverhead
-from tests.helpers.accelerator import GRADIENT_KERNEL, KERNEL, UPDATE, Gpu, Launcher, update
+from tests.helpers.accelerator import (
+    GRADIENT_KERNEL,
+    KERNEL,
+    UPDATE,
+    Event,
+    Gpu,
+    Launcher,
+    update,
+)
 from tests.helpers.clocks import CLOCK, GRADIENT, PRICING, WORK, Worker, work, work_backward
 
 pytestmark = pytest.mark.usefixtures("host_clock")
@@ -175,6 +183,30 @@ def test_host_pass_times_backward_of_a_module_by_its_operators() -> None:
 
 
 # -- on an accelerator ---------------------------------------------------------------------------
+
+
+def test_event_pass_times_every_layer_of_a_kind_and_every_step(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[Event] = []
+    record = Event.record
+
+    def noted(event: Event, stream: Any) -> None:
+        recorded.append(event)
+        record(event, stream)
+
+    monkeypatch.setattr(Event, "record", noted)
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(5)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with FlopCounterMode(model, display=False, latency=True) as counter:
+        for _ in range(4):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    profile = counter.profile
+    assert all(layer.latency_s is not None for layer in profile.root.children)
+    timed = [op.calls for op in profile.op_totals() if op.latency_s is not None]
+    assert len(recorded) == 2 * sum(timed)
+    assert {op.kind for op in profile.op_totals() if op.latency_s is None} == {"free"}
 
 
 def test_event_pass_times_modules_and_phases_by_their_operators(gpu: Gpu) -> None:
