@@ -186,21 +186,28 @@ def run_taken_apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 # Keys under which autograd runs an operator, by device; "Other" is for tensors in function
-# transforms. Public: the names in documentation.
-AUTOGRAD_KEYS = (
-    "AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradXPU", "AutogradMPS", "AutogradXLA",
-    "AutogradHPU", "AutogradPrivateUse1", "AutogradOther",
-)  # fmt: skip
+# transforms, CUDA also for fake tensors. Public: the names in documentation.
+_AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradOther")
+_DEVICES_OF_SOME_BUILDS = ("XPU", "MPS", "XLA", "HPU", "PrivateUse1")
+
+
+def autograd_keys() -> tuple[str, ...]:
+    """Return the keys under which autograd runs operators, of the devices that torch has here."""
+    found = (d for d in _DEVICES_OF_SOME_BUILDS if has_kernel("aten::empty.memory_format", d))
+    return (*_AUTOGRAD_KEYS, *(f"Autograd{device}" for device in found))
 
 
 def autograd_kernel(op: OpOverload, key: str) -> Callable[..., Any] | None:
     """Return the kernel of ``op`` under a key of autograd; called with the keyset and arguments.
 
-    None where there is none, and where autograd runs the kernel of the device, which a dispatch
-    mode sees. Public: ``torch.library.get_kernel``, whose result's method ``call_boxed`` is
-    documented with it.
+    None where there is none, where autograd runs the kernel of the device, which a dispatch mode
+    sees, and for one in Python under this very key: under a mode, torch looks such kernels up when
+    it calls them, and would find the one that is to replace it. Public:
+    ``torch.library.get_kernel``, whose result's method ``call_boxed`` is documented with it.
     """
     name = op.name()
+    if _noted(op, key) in torch.library._impls:  # type: ignore[attr-defined]
+        return None
     is_autograds = has_kernel(name, "Autograd") or has_kernel(name, key)
     if has_kernel(name, key.removeprefix("Autograd")) and not is_autograds:
         return None
@@ -224,6 +231,11 @@ def transform_kernels(op: OpOverload) -> dict[str, Callable[..., Any]]:
     """
     keys = (_BATCHED, *(key for key in _OF_TRANSFORMS if has_kernel(op.name(), key)))
     return {key: torch.library.get_kernel(op, key).call_boxed for key in keys}
+
+
+def _noted(op: OpOverload, key: str) -> str:
+    """Return how ``torch.library`` notes a kernel in Python."""
+    return f"{op.namespace}/{op.name().partition('::')[2]}/{key}"
 
 
 _has_replaced = False
@@ -253,7 +265,7 @@ class Kernels:
 
     def register(self, op: OpOverload, kernel: Callable[..., Any], key: str) -> None:
         """Have ``kernel(keyset, *args, **kwargs)`` run ``op`` where this key comes first."""
-        noted = f"{op.namespace}/{op.name().partition('::')[2]}/{key}"
+        noted = _noted(op, key)
         if noted not in torch.library._impls:  # type: ignore[attr-defined]
             # Removed with the others, also if an interrupt comes between torch's two notes of it.
             self._library._op_impls.add(noted)
@@ -1351,7 +1363,7 @@ def _traced_keys(op: OpOverload) -> list[DispatchKey]:
     if has_kernel(op.name(), COMPOSITE.name):
         keys: Iterable[str] = (COMPOSITE.name, "FuncTorchBatchedDecomposition", *_OF_TRANSFORMS)
     else:
-        keys = ("Autograd", *AUTOGRAD_KEYS)
+        keys = ("Autograd", *autograd_keys())
     return [getattr(DispatchKey, key) for key in keys if has_kernel(op.name(), key)]
 
 

@@ -10,9 +10,10 @@ further operators. Others, and threads without a counter, have no overhead.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -119,15 +120,29 @@ def _wanted() -> dict[OpOverload, _Wanted]:
 
 
 def _register(op: OpOverload, needs: _Wanted, kernels: _torch.Kernels) -> None:
-    provided = dict(needs.provided)
-    keys = dict.fromkeys(_torch.AUTOGRAD_KEYS if needs.is_observed else ())
-    for key in {**keys, **provided}:
-        kernel = provided.get(key) or _torch.autograd_kernel(op, key)
-        if kernel is not None:
-            kernels.register(op, _observed(op, kernel) if needs.is_observed else kernel, key)
+    by_key = dict(needs.provided)
+    if needs.is_observed:
+        by_key = {**_kernels_of(op), **by_key}
+    for key, kernel in by_key.items():
+        kernels.register(op, _observed(op, kernel) if needs.is_observed else kernel, key)
     if needs.has_formula:
         for key, kernel in _torch.transform_kernels(op).items():
             kernels.register(op, _observed(op, kernel), key)
+
+
+def _kernels_of(op: OpOverload) -> Mapping[str, Kernel]:
+    """Return the kernels by which autograd runs an operator that has none of this module's now."""
+    known = _known_kernels(_torch.libraries_loaded())
+    if op not in known:
+        found = {key: _torch.autograd_kernel(op, key) for key in _torch.autograd_keys()}
+        known[op] = {key: kernel for key, kernel in found.items() if kernel is not None}
+    return known[op]
+
+
+@functools.lru_cache(maxsize=1)
+def _known_kernels(_loaded: Hashable) -> dict[OpOverload, Mapping[str, Kernel]]:
+    """Return what is known while no library adds operators or kernels, to be filled."""
+    return {}
 
 
 def _observed(op: OpOverload, kernel: Kernel) -> Kernel:

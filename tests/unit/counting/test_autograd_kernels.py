@@ -346,6 +346,31 @@ def test_kernels_of_a_counter_do_not_have_operators_listed_again(
         pass
 
 
+def test_kernels_of_a_counter_are_found_once_while_no_library_adds_one(
+    library: torch.library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = defined(library, lambda x: x + 1, "Autograd")
+    with FlopCounterMode(display=False):
+        assert op(ROWS)[0, 0] == 1 + 1
+    with monkeypatch.context() as context:
+        context.setattr(_torch, "autograd_kernel", lambda *_: pytest.fail("looked up again"))
+        with FlopCounterMode(display=False):
+            assert op(ROWS)[0, 0] == 1 + 1
+    with torch.library._scoped_library(LIBRARY, "IMPL") as another:
+        another.impl(op.default.name(), lambda x: x + 2, "Autograd")
+        with FlopCounterMode(display=False):
+            assert op(ROWS)[0, 0] == 1 + 2
+
+
+def test_kernel_in_python_of_one_device_runs_as_without_a_counter(
+    library: torch.library.Library,
+) -> None:
+    op = defined(library, lambda x: x + 1, "Autograd")
+    library.impl(op.default.name(), lambda x: x + 2, "AutogradCPU")
+    with FlopCounterMode(display=False):
+        assert op(ROWS)[0, 0] == 1 + 2
+
+
 def test_formulas_that_are_known_are_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"dispatch_flops_unloaded::operator{i}" for i in range(50)]
     register_flops(names)(stated)
