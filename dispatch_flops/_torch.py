@@ -689,7 +689,7 @@ _PROFILER_OF_ALLOCATIONS = torch._C._profiler.ProfilerConfig(
 
 
 def start_reporting_allocations() -> None:
-    """Have the CPU's allocator report what this thread allocates, until the reports are stopped.
+    """Have torch's allocators report what this thread allocates, until the reports are stopped.
 
     No profiler may be on. Public: ``torch.profiler.profile(profile_memory=True)``, which writes to
     stderr, and takes a hundred times as long to start and stop as this older profiler.
@@ -697,25 +697,47 @@ def start_reporting_allocations() -> None:
     torch._C._autograd._enable_profiler_legacy(_PROFILER_OF_ALLOCATIONS)
 
 
-def stop_reporting_allocations() -> list[int]:
+def stop_reporting_allocations() -> tuple[list[int], list[int]]:
     """Return the bytes of each allocation (positive) and release (negative), in order.
 
-    Releases of what was allocated before the start are not reported.
+    The first list is of the CPU, the second of CUDA devices, whose blocks are multiples of 512
+    bytes. On the CPU, releases of what was allocated before the start are not reported.
     """
     if not is_profiling():
-        return []
+        return [], []
     threads: Any = torch._C._autograd._disable_profiler_legacy()  # torch's type of kind() is wrong
-    events = [event for thread in threads for event in thread]
-    return [event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc"]
+    events = [event for thread in threads for event in thread if event.kind() == "memory_alloc"]
+    on_cpu = [event.cpu_memory_usage() for event in events]
+    on_cuda = [event.cuda_memory_usage() for event in events]
+    return [size for size in on_cpu if size], [size for size in on_cuda if size]
+
+
+def reports_on_cuda() -> bool:
+    """Return True if CUDA's allocator is torch's own, which reports and keeps statistics."""
+    return torch.cuda.is_initialized() and _cuda_allocator() == "native"
+
+
+def _cuda_allocator() -> str:
+    return torch.cuda.memory.get_allocator_backend()
+
+
+def released_on_cuda(device: torch.device) -> int:
+    """Return the bytes that were asked for, on a CUDA device, and released, so far.
+
+    Public: ``torch.cuda.memory_stats``, which takes longer.
+    """
+    statistics: Any = torch._C._cuda_memoryStats(device.index)  # type: ignore[attr-defined]
+    return int(statistics["requested_bytes"]["all"]["freed"])
 
 
 _fp32_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 
 
 def kernel_settings() -> tuple[Any, ...]:
-    """Return the settings by which the CPU's kernels of convolutions and layers are chosen.
+    """Return the settings by which kernels of convolutions and layers are chosen.
 
-    Public: ``torch.backends.mkldnn.flags`` and ``fp32_precision``, which take longer to read.
+    Public: ``torch.backends.mkldnn.flags``, ``torch.backends.cudnn.flags`` and ``fp32_precision``,
+    which take longer to read.
     """
     return (
         torch.get_num_threads(),
@@ -724,9 +746,18 @@ def kernel_settings() -> tuple[Any, ...]:
         torch._C._get_mkldnn_deterministic(),
         torch._C._get_nnpack_enabled(),
         torch._C._get_deterministic_algorithms(),
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_cudnn_deterministic(),
         _fp32_precision("mkldnn", "conv"),
         _fp32_precision("mkldnn", "rnn"),
+        _fp32_precision("cuda", "conv"),
+        _fp32_precision("cuda", "rnn"),
     )
+
+
+# Whether cuDNN tries its kernels when it meets a new signature. Public:
+# ``torch.backends.cudnn.benchmark``, which takes longer to read.
+tries_kernels: Callable[[], bool] = torch._C._get_cudnn_benchmark
 
 
 # Whether ``torch.jit.trace`` is running, and how to suspend it. Public: none.

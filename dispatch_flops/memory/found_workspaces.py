@@ -1,10 +1,11 @@
 """Kernels of torch's operators that were seen to allocate memory, and have no registered workspace.
 
-The CPU's allocator reports the first call of each signature. Most kernels allocate nothing but
-their results. An operator whose kernel does gets a rule by which later calls are reported, too.
-Most such kernels cast operands: TensorIterator copies each whose dtype is not the common one
-(TensorIteratorBase::compute_types, aten/src/ATen/TensorIterator.cpp). CUDA's kernels cast single
-elements. On other devices than the CPU, what is noted here counts as 0.
+The allocators of the CPU and of CUDA report the first call of each signature. Most kernels allocate
+nothing but their results. An operator whose kernel does gets a rule by which later calls are
+reported, too. On the CPU, most such kernels cast operands: TensorIterator copies each whose dtype
+is not the common one (TensorIteratorBase::compute_types, aten/src/ATen/TensorIterator.cpp). Those
+of CUDA cast single elements. They allocate where they reduce in several blocks, sort, or copy an
+argument with gaps. On other devices, what is noted here counts as 0.
 
 Of operators that torch does not ship, every call is reported: nothing is known of their kernels.
 """
@@ -60,13 +61,17 @@ def _tensors_in(args: tuple[Any, ...]) -> Iterator[torch.Tensor]:
             yield from (part for part in arg if part.__class__ in _PLAIN)
 
 
+def _is_reported(args: tuple[Any, ...]) -> bool:
+    return all(tensor.is_cpu or tensor.is_cuda for tensor in _tensors_in(args))
+
+
 def _is_on_cpu(args: tuple[Any, ...]) -> bool:
     return all(tensor.is_cpu for tensor in _tensors_in(args))
 
 
 def _rule(condition: Condition) -> WorkspaceRule:
     def workspace(*args: Any, **_: Any) -> int | None:
-        return None if condition(args) and _is_on_cpu(args) else 0
+        return None if condition(args) and _is_reported(args) else 0
 
     return WorkspaceRule(workspace, condition, is_steady=True, reads_result=False)
 

@@ -1,4 +1,4 @@
-"""What kernels on the CPU allocate for themselves, as the CPU's allocator reports it."""
+"""What kernels on the CPU and on CUDA allocate for themselves, as torch's allocators report it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dispatch_flops.operators.workspaces import WorkspaceRule
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _Tensor, _Parameter = _PLAIN
+_CPU = torch.device("cpu")
 _NUMBERS = frozenset((bool, int, float, str, type(None)))
 _LIMIT = 8192  # workspaces that are kept before all are dropped
 # Workspaces of steady rules by signature, of all counters: a report takes longer than most kernels.
@@ -33,13 +34,14 @@ class KernelAllocations(threading.local):
     def reported(self, func: Any, call: Callable[..., Any], rule: WorkspaceRule) -> Any:
         """Return ``call``, which notes the workspace of each call that the rule may not know.
 
-        func: the operator that ``call`` runs. The allocator is asked where all tensors are on the
-        CPU. It reports to one profiler of a thread. A profiler of the program goes first.
+        func: the operator that ``call`` runs. The allocators are asked where all tensors are on the
+        CPU or on one CUDA device. They report to one profiler of a thread. A profiler of the
+        program goes first.
         """
         may_be_unknown = rule.may_be_unknown
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            if not may_be_unknown(args):
+            if not (may_be_unknown(args) or is_on_cuda(args)):
                 return call(*args, **kwargs)
             signature = None
             if rule.is_steady and not kwargs:
@@ -47,19 +49,25 @@ class KernelAllocations(threading.local):
                 known = _known.get(signature)
                 if known is not None:
                     out = call(*args)
-                    self.workspace = known if _are_on_cpu(out) else None
+                    self.workspace = known if _reporting_device(out) else None
                     return out
             self.workspace = None
-            if _torch.is_profiling() or not _are_on_cpu((args, kwargs)):
+            before = None if _torch.is_profiling() else _reporting_device((args, kwargs))
+            if before is None:
                 return call(*args, **kwargs)
-            sizes: list[int] | None = None
+            released = _torch.released_on_cuda(before) if before.type == "cuda" else None
+            on_cpu, on_cuda = [0], [0]
             try:
                 _torch.start_reporting_allocations()
                 out = call(*args, **kwargs)
             finally:
-                sizes = _torch.stop_reporting_allocations()
-            if _are_on_cpu(out):
-                self.workspace = _most_over_the_last(sizes)
+                on_cpu, on_cuda = _torch.stop_reporting_allocations()
+            after = _reporting_device((args, kwargs, out))
+            if after is not None:
+                self.workspace = _most_over_the_last(on_cuda if after.type == "cuda" else on_cpu)
+                if released is not None:  # blocks are larger than what was asked for
+                    released = _torch.released_on_cuda(before) - released
+                    self.workspace = min(self.workspace, released or self.workspace)
                 if signature is not None:
                     _remember(signature, self.workspace)
             return out
@@ -73,16 +81,16 @@ class KernelAllocations(threading.local):
 
 
 def _signature(func: Any, rule: WorkspaceRule, args: Any) -> Any:
-    """Return a hashable key of what a kernel of the CPU may allocate by; None if there is none."""
+    """Return a hashable key of what a kernel may allocate by; None if there is none."""
     key: list[Any] = [id(func), rule, _torch.kernel_settings()]  # torch keeps its operators
     try:
         for arg in args:
             for part in arg if arg.__class__ is list else (arg,):
                 cls = part.__class__
                 if cls is _Tensor or cls is _Parameter:
-                    if not part.is_cpu:
+                    if not part.is_cpu and (not part.is_cuda or _torch.tries_kernels()):
                         return None
-                    key += (part.shape, part.stride(), part.dtype)
+                    key += (part.shape, part.stride(), part.dtype, part.device)
                 elif cls in _NUMBERS:
                     key.append(part)
                 else:
@@ -101,11 +109,29 @@ def _remember(signature: Any, workspace: int) -> None:
     _known[signature] = workspace
 
 
-def _are_on_cpu(values: Any) -> bool:
-    """Return True if all tensors have data on the CPU; subclasses may hold theirs anywhere."""
-    if values.__class__ is _Tensor:
-        return bool(values.is_cpu)
-    return all(t.__class__ in _PLAIN and t.is_cpu for t in tensors_in(values))
+def is_on_cuda(args: Iterable[Any]) -> bool:
+    """Return True if the first tensor of a call has data on a CUDA device."""
+    for arg in args:
+        first = arg[0] if arg.__class__ is list and arg else arg
+        if first.__class__ is _Tensor or first.__class__ is _Parameter:
+            return bool(first.is_cuda)
+    return False
+
+
+def _reporting_device(values: Any) -> torch.device | None:
+    """Return the device of all tensors whose allocator reports; None if they have several.
+
+    Tensors on the CPU may be beside those on a CUDA device. Subclasses may hold theirs anywhere.
+    """
+    device = _CPU
+    for tensor in (values,) if values.__class__ is _Tensor else tensors_in(values):
+        if tensor.__class__ not in _PLAIN:
+            return None
+        if not tensor.is_cpu:
+            if not tensor.is_cuda or device not in (_CPU, tensor.device):
+                return None
+            device = tensor.device
+    return device if device is _CPU or _torch.reports_on_cuda() else None
 
 
 def _most_over_the_last(sizes: Iterable[int]) -> int:

@@ -24,7 +24,7 @@ from dispatch_flops.memory.found_workspaces import (
     is_to_be_found,
     note_workspace,
 )
-from dispatch_flops.memory.kernel_allocations import KernelAllocations
+from dispatch_flops.memory.kernel_allocations import KernelAllocations, is_on_cuda
 from dispatch_flops.memory.replaced_operators import may_replace, node_replacing
 from dispatch_flops.memory.reused_arguments import (
     ACCUMULATION,
@@ -45,6 +45,7 @@ _WITHOUT_TENSORS = frozenset(
     (bool, int, float, str, type(None), torch.device, torch.dtype, torch.layout)
 ) | {torch.memory_format}
 _STRIDED = torch.strided
+_IS_CUDA_BUILT = torch.backends.cuda.is_built()
 _NOWHERE = ModulePhase("", "forward")
 # Their backward has a kernel on the CPU and on CUDA, and is several operators on meta.
 _MISH = frozenset((id(torch.ops.aten.mish.default), id(torch.ops.aten.mish_.default)))
@@ -376,11 +377,12 @@ class MemoryMode(CountingMode):
     def _workspace_before(self, operator: _Operator, args: Any, kwargs: Any) -> int | None:
         """Return what the kernel of a call will allocate for itself; None if that is not known.
 
-        Then the allocator is asked, where it reports: from the first such call on.
+        Then the allocator is asked, where it reports: from the first such call on. Formulas are of
+        the CPU's kernels.
         """
         size: int | None = None
         rule = operator.workspace
-        if not rule.reads_result:
+        if not (rule.reads_result or (_IS_CUDA_BUILT and is_on_cuda(args))):
             try:
                 size = rule.formula(*args, **kwargs) if kwargs else rule.formula(*args)
             except Exception as error:  # a tensor without strides
@@ -398,8 +400,9 @@ class MemoryMode(CountingMode):
     def _workspace(self, operator: _Operator, args: Any, kwargs: Any, out: Any) -> int:
         """Return the bytes that the kernel allocated for itself while it ran."""
         rule = operator.workspace
-        self._workspaces += 1
         size = reported = self._kernel.take()
+        if size != 0 or not rule.is_steady:
+            self._workspaces += 1
         if rule.reads_result:
             try:
                 size = rule.after_call(operator.func, args, kwargs, out)

@@ -116,7 +116,8 @@ def builtin_workspace(
     """
 
     def decorate(workspace: Workspace) -> Workspace:
-        rule = WorkspaceRule(workspace, may_be_unknown, is_steady, reads_result=False)
+        depends_on_shapes = is_steady or may_be_unknown is never
+        rule = WorkspaceRule(workspace, may_be_unknown, depends_on_shapes, reads_result=False)
         _WORKSPACES.update(dict.fromkeys(targets, rule))
         return workspace
 

@@ -81,7 +81,7 @@ def _accumulator_size(tensor: torch.Tensor) -> int:
 # of a convolution by the CPU's instructions, its caches and its threads
 # (oneDNN, src/cpu/x64/jit_brgemm_conv_utils.cpp, brgemm_convolution_utils::init_conf).
 _UNKNOWN = """
-    _chunk_cat _coalesce _ctc_loss_backward _cudnn_rnn _cudnn_rnn_backward _embedding_bag_backward
+    _chunk_cat _coalesce _ctc_loss_backward _embedding_bag_backward
     _embedding_bag_per_sample_weights_backward _fft_c2c _fft_c2r _fft_r2c _histogramdd_from_bin_cts
     _histogramdd_from_bin_tensors _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex
     _linalg_svd _native_multi_head_attention _nested_tensor_from_mask
@@ -97,9 +97,6 @@ _UNKNOWN = """
     mse_loss multinomial mvlgamma nanmedian native_dropout_backward normal ormqr quantized_gru
     quantized_lstm renorm repeat_interleave smooth_l1_loss soft_margin_loss
     soft_margin_loss_backward sort sparse_mask sparse_sampled_addmm unique_consecutive unique_dim
-    _flash_attention_backward _efficient_attention_backward _scaled_dot_product_flash_attention
-    _scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward
-    _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
 """
 _UNKNOWN_QUANTIZED = """
     conv1d conv1d_dynamic conv1d_relu conv2d conv2d_add conv2d_add_relu conv2d_dynamic conv2d_relu
@@ -113,7 +110,11 @@ _UNKNOWN_BY_NAME = (
     "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction",
 )
 _UNKNOWN_BUT_STEADY = """
-    convolution convolution_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward
+    convolution convolution_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn
+    _cudnn_rnn_backward _flash_attention_backward _efficient_attention_backward
+    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention
+    _scaled_dot_product_cudnn_attention_backward
 """
 
 

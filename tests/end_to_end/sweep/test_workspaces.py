@@ -58,7 +58,8 @@ class Comparison(TorchDispatchMode):
         try:
             out = func(*args, **kwargs)
         finally:
-            levels = list(accumulate(_torch.stop_reporting_allocations(), initial=0))
+            sizes, _ = _torch.stop_reporting_allocations()
+            levels = list(accumulate(sizes, initial=0))
         reported = max(levels) - levels[-1]
         if abs(reported - said) > NUMBERS and str(func) not in NOT_SEEN:
             self.different[str(func)] = (reported, said)

@@ -255,6 +255,27 @@ def test_most_over_what_remains_is_the_workspace() -> None:
     assert kernel.take() is None
 
 
+@pytest.mark.parametrize(
+    ("released", "expected"),
+    [
+        (300 + 700, 300 + 700),  # both at once: what was asked for
+        (300 + 700 + 900, 512 + 1024),  # others before them: in the allocator's blocks
+        (0, 512 + 1024),  # their release is pending
+    ],
+)
+def test_workspace_on_cuda_is_no_more_than_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, released: int, expected: int
+) -> None:
+    blocks = [2048, 512, 1024, -512, -1024]  # the first one is the result
+    so_far = iter([40_000, 40_000 + released])
+    cuda = torch.device("cuda", 0)
+    monkeypatch.setattr(kernel_allocations, "_reporting_device", lambda values: cuda)
+    monkeypatch.setattr(_torch, "start_reporting_allocations", lambda: None)
+    monkeypatch.setattr(_torch, "stop_reporting_allocations", lambda: ([7], blocks))
+    monkeypatch.setattr(_torch, "released_on_cuda", lambda device: next(so_far))
+    assert workspace_after(torch.ones(3)) == expected
+
+
 def workspace_after(x: torch.Tensor) -> int | None:
     kernel = KernelAllocations()
     kernel.reported(OPERATOR, lambda x: x.exp(), REPORTED)(x)
