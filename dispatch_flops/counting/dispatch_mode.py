@@ -16,7 +16,12 @@ import torch
 
 from dispatch_flops import _torch
 from dispatch_flops._torch import HigherOrderOperator, NestedTensor, OpOverload
-from dispatch_flops.counting import autograd_kernels, meta_attention, meta_tensors
+from dispatch_flops.counting import (
+    autograd_kernels,
+    meta_attention,
+    meta_dropout,
+    meta_tensors,
+)
 from dispatch_flops.counting.communication import CommunicationRecorder
 from dispatch_flops.counting.composite_calls import run_composite
 from dispatch_flops.counting.entered_mode import EnteredMode
@@ -62,6 +67,13 @@ class _SubclassState(threading.local):
 
     depth = 0
     handed_over: Any = None
+
+
+# Run composite operators on tensors without data as a device would.
+_CHOSEN_BY_TARGET: dict[Any, Callable[..., Any]] = {
+    meta_attention.ATTENTION: meta_attention.attend,
+    meta_dropout.DROPOUT: meta_dropout.drop,
+}
 
 
 class CountingMode(EnteredMode):
@@ -184,7 +196,8 @@ class CountingMode(EnteredMode):
 
     def start(self, undo: UndoStack) -> None:
         """Enter the mode in this thread until ``undo`` runs."""
-        kernels = meta_attention.kernels(self.conventions.target)
+        target = self.conventions.target
+        kernels = {**meta_attention.kernels(target), **meta_dropout.kernels(target)}
         autograd_kernels.start(self, self._own_rules, kernels, undo)
         undo.add(self.leave)
         self.enter()
@@ -280,8 +293,8 @@ class CountingMode(EnteredMode):
     def _parts_of(self, func: OpOverload) -> Callable[..., Any]:
         """Return what runs the operators that a composite operator consists of."""
         parts = partial(_torch.run_taken_apart, func)
-        if func is meta_attention.ATTENTION:
-            parts = partial(meta_attention.attend, self.conventions.target)
+        if func in _CHOSEN_BY_TARGET:
+            parts = partial(_CHOSEN_BY_TARGET[func], self.conventions.target)
         in_program = _torch.with_conjugates(_torch.with_autocast(parts, func), func)
         if is_of_extension(func):
             return partial(run_composite, self, func, in_program)

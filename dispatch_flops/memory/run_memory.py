@@ -47,6 +47,21 @@ def _is_outermost(thread: ThreadState, call: OpenCall) -> bool:
     return True
 
 
+def _takes_single_tensors_on_meta(optimizer: Any) -> bool:
+    """Return True if a step on the meta device takes one parameter at a time by torch's default.
+
+    On CUDA, the default is lists of tensors, whose intermediate results are there all at once
+    (_default_to_fused_or_foreach, torch/optim/optimizer.py).
+    """
+    return any(
+        "foreach" in group
+        and group["foreach"] is None
+        and not (group.get("fused") or group.get("differentiable"))
+        and any(parameter.is_meta for parameter in group["params"])
+        for group in optimizer.param_groups
+    )
+
+
 class _MostBytes:
     """The most bytes of something that was noted for each parameter."""
 
@@ -84,6 +99,7 @@ class Memory:
         self.gradient_bytes, self.state_bytes = _MostBytes(), _MostBytes()
         self._largest_caches: dict[str, Counter[str]] = {}  # by the model that was given it
         self._optimizers = options.optimizers
+        self._is_on_cuda = options.on_cuda
         self._met_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_first_call = True
         self._ordinary: set[type] = set()  # classes of modules that have nothing to be noted
@@ -227,6 +243,8 @@ class Memory:
         call = thread.stack[-1]
         if call.named is None:
             self._note_optimizer(call.owner)
+            if self._is_on_cuda and _takes_single_tensors_on_meta(call.owner):
+                self.decomposed.add(f"{type(call.owner).__name__}.step")
             return
         if call.owner.__class__ not in self._ordinary and takes_cache(call.owner):
             self._note_cache(thread, call)

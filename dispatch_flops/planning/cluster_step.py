@@ -33,6 +33,7 @@ class ShardedStep:
     dtype: torch.dtype | None
     checkpoint: bool
     mixed_precision: bool
+    target: Target
 
     def job(self, build: Callable[..., Any], sizes: Mapping[str, Any], seen: set[Any]) -> Job:
         """Return a job that builds the model of these sizes and shards it.
@@ -55,7 +56,7 @@ class ShardedStep:
             allocate(model)
             shard(model, mesh, self.dtype if self.mixed_precision else None)
             args, kwargs = _on_cpu((args, kwargs))
-            return model, step_of(model, args, kwargs, self.optimizer)
+            return model, step_of(model, args, kwargs, self.optimizer, self.target)
 
         return run
 

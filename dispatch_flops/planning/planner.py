@@ -212,6 +212,7 @@ class _Planner:
                 dtype=self.dtype,
                 checkpoint=self.checkpoint,
                 mixed_precision=self.mixed_precision,
+                target=self.target,
             )
             job = sharded.job(self.build, sizes, seen)
         simulated = simulate_step(job, mesh, causal=self.causal, target=self.target)

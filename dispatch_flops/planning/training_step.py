@@ -14,6 +14,7 @@ from dispatch_flops.operators.conventions import Causal, Target
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import loss_in, requiring_gradient, run_backward
+from dispatch_flops.profilers.training_step import make_optimizer
 
 # The caching allocator of CUDA rounds every block up to a multiple of this.
 # Source: c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize.
@@ -40,7 +41,7 @@ def count_step(
     A first step makes the optimizer's state. Without an optimizer, the forward pass alone is
     counted, without gradients. A value that the model reads, as ``.all()`` in an ``if``, is 1.
     """
-    step = step_of(model, args, kwargs, optimizer)
+    step = step_of(model, args, kwargs, optimizer, target)
     if optimizer is not None:
         with FlopCounterMode(model, display=False, target=target, meta_value=1):
             step()
@@ -59,19 +60,24 @@ def check_optimizer(name: str) -> None:
         raise ConfigError(f"optimizer={name!r}: choose one of {', '.join(OPTIMIZERS)}")
 
 
-def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer of the model's trainable parameters; ConfigError for another name."""
-    check_optimizer(name)
-    return OPTIMIZERS[name]([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-
-
 def step_of(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], optimizer: str | None
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    optimizer: str | None,
+    target: Target,
 ) -> Callable[[], None]:
-    """Return a function that runs a step; a forward pass without gradients for no optimizer."""
+    """Return a function that runs a step; a forward pass without gradients for no optimizer.
+
+    Raises ConfigError for a name that is not an optimizer's.
+    """
     if optimizer is None:
         return _inference(model, args, kwargs)
-    return _training(model, args, kwargs, make_optimizer(optimizer, model))
+    check_optimizer(optimizer)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    cls = OPTIMIZERS[optimizer]
+    steps = make_optimizer(cls, trained, as_on_cuda=target == "cuda")
+    return _training(model, args, kwargs, steps)
 
 
 def _inference(

@@ -279,12 +279,14 @@ class MemoryOptions:
     """How memory is followed.
 
     rounding: bytes that each block is rounded up to a multiple of. optimizers: those whose state
-    was there before the run. has_timeline: also follow memory over the operators.
+    was there before the run. has_timeline: also follow memory over the operators. on_cuda: what
+    runs on the meta device is to be as on CUDA.
     """
 
     rounding: int = 1
     optimizers: tuple[Any, ...] = ()
     has_timeline: bool = False
+    on_cuda: bool = False
 
 
 def has_timeline(memory: object) -> bool:

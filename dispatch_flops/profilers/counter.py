@@ -70,9 +70,9 @@ class FlopCounterMode(ProfileHolder):
     subclass: for tensors that consist of others, such as DTensor and quantised weights:
         ``"executed"`` (the default) counts the operators on the inner tensors, which for DTensor
         are this rank's; ``"logical"`` counts the operator on the whole tensor.
-    target: the device whose rules choose the kernel of scaled dot product attention on tensors
-        without data (meta, or fake on the CPU): ``"cpu"`` (the default), or ``"cuda"`` for compute
-        capability 8.0 and later.
+    target: the device by whose rules tensors without data (meta, or fake on the CPU) run scaled
+        dot product attention and dropout: ``"cpu"`` (the default), or ``"cuda"`` for compute
+        capability 8.0 and later. Optimizers run as they do for ``"cuda"`` with ``foreach=True``.
     meta_value: result of ``.item()`` and similar calls on tensors without data (meta, fake); None
         (the default) lets them raise, as torch does.
     latency: time modules and operators in the same pass, in seconds, without the profiler's own
@@ -128,7 +128,9 @@ class FlopCounterMode(ProfileHolder):
         )
         self._latency = latency
         check_rounding(memory_rounding)
-        options = MemoryOptions(memory_rounding, _checked(optimizers), has_timeline(memory))
+        options = MemoryOptions(
+            memory_rounding, _checked(optimizers), has_timeline(memory), on_cuda=target == "cuda"
+        )
         self._memory = options if memory else None
         if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
             raise ConfigError(f"mesh is of type {type(mesh).__name__}; pass a DeviceMesh or None")

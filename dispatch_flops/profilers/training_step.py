@@ -62,7 +62,8 @@ def profile_training_step(
         trained = [p for p in model.parameters() if p.requires_grad]
         if not trained:
             raise TargetError("--train: the model has no parameter that requires a gradient")
-        steps = OPTIMIZERS[optimizer](trained, lr=1e-3)
+        is_as_on_cuda = device == "meta" and options.get("target") == "cuda"
+        steps = make_optimizer(OPTIMIZERS[optimizer], trained, as_on_cuda=is_as_on_cuda)
 
         def run_step() -> None:
             steps.zero_grad()
@@ -88,6 +89,18 @@ def profile_training_step(
         profile.run, device=devices.type, device_name=devices.name, **calls.facts
     )
     return dataclasses.replace(profile, run=run, timing=timing)
+
+
+def make_optimizer(
+    cls: Callable[..., torch.optim.Optimizer], params: Sequence[nn.Parameter], *, as_on_cuda: bool
+) -> torch.optim.Optimizer:
+    """Return an optimizer of torch with its defaults.
+
+    as_on_cuda: its steps are over lists of tensors on every device, as torch's default is on CUDA.
+        Lists of DTensors and others are not possible there, either.
+    """
+    is_over_lists = as_on_cuda and len(set(map(type, params))) == 1
+    return cls(params, lr=1e-3, foreach=True if is_over_lists else None)
 
 
 def loss_of(output: Any) -> torch.Tensor:

@@ -44,7 +44,7 @@ _ALLOCATE = """
     _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d upsample_nearest3d
     _upsample_nearest_exact3d upsample_trilinear3d upsample_nearest2d_backward
     _upsample_nearest_exact2d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward
-    unfold_backward index_reduce scatter_reduce
+    unfold_backward index_reduce scatter_reduce native_dropout_backward
 """
 
 

@@ -94,7 +94,7 @@ _UNKNOWN = """
     linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq
     linalg_lu linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular
     logsumexp lu_unpack masked_scatter_backward masked_select median miopen_rnn miopen_rnn_backward
-    mse_loss multinomial mvlgamma nanmedian native_dropout_backward normal ormqr quantized_gru
+    mse_loss multinomial mvlgamma nanmedian normal ormqr quantized_gru
     quantized_lstm renorm repeat_interleave smooth_l1_loss soft_margin_loss
     soft_margin_loss_backward sort sparse_mask sparse_sampled_addmm unique_consecutive unique_dim
 """

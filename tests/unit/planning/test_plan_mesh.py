@@ -405,7 +405,9 @@ class Even(nn.Module):
 
 def _sharded(mixed: bool) -> ShardedStep:
     dtype = torch.bfloat16 if mixed else None
-    return ShardedStep(optimizer="adamw", checkpoint=True, dtype=dtype, mixed_precision=mixed)
+    return ShardedStep(
+        optimizer="adamw", checkpoint=True, dtype=dtype, mixed_precision=mixed, target="cuda"
+    )
 
 
 def _steady(mesh: DeviceMesh, mixed: bool) -> Any:

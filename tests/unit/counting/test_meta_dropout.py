@@ -1,0 +1,78 @@
+"""Dropout on tensors without data: the operator of the device that is the target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dispatch_flops import FlopCounterMode, Profile
+
+ROWS, COLUMNS = 7, 11
+FUSED = {"aten.native_dropout.default", "aten.native_dropout_backward.default"}
+
+
+def dropped(x: Tensor, target: Any, p: float = 0.3, *, training: bool = True) -> Profile:
+    with FlopCounterMode(display=False, memory=True, target=target) as counter:
+        out = F.dropout(x, p, training)
+        if out.requires_grad:
+            out.backward(torch.ones_like(out))
+    return counter.profile
+
+
+def names(profile: Profile) -> set[str]:
+    return {op.op for op in profile.op_totals() if "drop" in op.op or "bernoulli" in op.op}
+
+
+def tensor(device: str = "meta", **options: Any) -> Tensor:
+    return torch.ones(ROWS, COLUMNS, device=device, **options)
+
+
+def test_target_cuda_drops_in_one_operator() -> None:
+    profile = dropped(tensor(requires_grad=True), "cuda")
+    assert names(profile) == FUSED
+    assert not profile.uncounted_ops()
+    memory = profile.memory
+    assert memory is not None and not memory.is_lower_bound and not memory.is_approximate
+
+
+def test_mask_of_target_cuda_is_of_booleans() -> None:
+    memory = dropped(tensor(), "cuda").memory
+    assert memory is not None
+    assert memory.peak_bytes == ROWS * COLUMNS * (4 + 4 + 1)  # input, result, mask
+
+
+def test_target_cpu_takes_dropout_apart_as_on_the_cpu() -> None:
+    on_meta, on_cpu = (dropped(tensor(d, requires_grad=True), "cpu") for d in ("meta", "cpu"))
+    assert names(on_meta) == names(on_cpu) == {"aten.bernoulli_.float"}
+    assert on_meta.total() == on_cpu.total()
+
+
+@pytest.mark.parametrize(
+    ("p", "training"), [(0.0, True), (1.0, True), (0.3, False)], ids=["none", "all", "evaluation"]
+)
+def test_dropout_that_cuda_does_not_fuse_is_taken_apart(p: float, training: bool) -> None:
+    assert names(dropped(tensor(), "cuda", p, training=training)) <= {"aten.bernoulli_.float"}
+    assert names(dropped(torch.ones(0, 3, device="meta"), "cuda")) <= {"aten.bernoulli_.float"}
+
+
+def test_tensors_with_data_keep_their_operators_under_target_cuda() -> None:
+    assert names(dropped(tensor("cpu"), "cuda")) == {"aten.bernoulli_.float"}
+
+
+def test_fake_tensors_and_inference_mode_drop_as_the_target() -> None:
+    with FakeTensorMode():
+        assert names(dropped(tensor("cpu"), "cuda")) == {"aten.native_dropout.default"}
+    with torch.inference_mode():
+        assert names(dropped(tensor(), "cuda")) == {"aten.native_dropout.default"}
+
+
+def test_later_programs_are_torchs_own() -> None:
+    x = tensor(requires_grad=True)
+    dropped(x, "cuda")
+    assert names(dropped(x, "cpu")) == {"aten.bernoulli_.float"}
+    assert "MulBackward" in type(F.dropout(x, 0.3).grad_fn).__name__

@@ -1,0 +1,70 @@
+"""Steps of optimizers on the meta device that are to be as on CUDA: over lists of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dispatch_flops import FlopCounterMode
+from dispatch_flops.planning.training_step import count_step
+from dispatch_flops.profile import MemoryProfile
+from dispatch_flops.profilers.training_step import profile_training_step
+
+LAYERS, WIDTH = 5, 64
+LAYER = WIDTH * WIDTH * 4  # a multiple of 512, to which plans round
+Optimizer = type[torch.optim.Optimizer]
+
+
+def model_on(device: str) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))).to(device)
+
+
+def memory_of_step(cls: Optimizer, device: str, target: Any, **options: Any) -> MemoryProfile:
+    model = model_on(device)
+    optimizer = cls(model.parameters(), lr=0.1, **options)  # type: ignore[call-arg]
+    x = torch.ones(1, WIDTH, device=device)
+    with FlopCounterMode(model, display=False, memory=True, target=target) as counter:
+        model(x).sum().backward()
+        optimizer.step()
+    assert counter.profile.memory is not None
+    return counter.profile.memory
+
+
+@pytest.mark.parametrize("cls", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
+def test_step_over_single_tensors_is_approximate_for_target_cuda(cls: Optimizer) -> None:
+    assert memory_of_step(cls, "meta", "cuda").decomposed == (f"{cls.__name__}.step",)
+
+
+@pytest.mark.parametrize(
+    ("device", "target", "options"),
+    [
+        ("meta", "cpu", {}),
+        ("cpu", "cuda", {}),
+        ("meta", "cuda", {"foreach": True}),
+        ("meta", "cuda", {"foreach": False}),  # so it will be on CUDA
+    ],
+)
+def test_other_steps_are_exact(device: str, target: Any, options: dict[str, Any]) -> None:
+    assert memory_of_step(torch.optim.AdamW, device, target, **options).decomposed == ()
+
+
+def test_plan_of_a_step_on_cuda_takes_all_tensors_at_once() -> None:
+    """Parameters, gradients, two moments, and the square roots of all second moments."""
+    x = torch.ones(1, WIDTH, device="meta")
+    step = count_step(
+        model_on("meta"), (x,), {}, optimizer="adamw", causal="full", target="cuda"
+    ).memory
+    assert step is not None and not step.is_approximate
+    assert step.devices[0].peak_bytes == (4 + 1) * LAYERS * LAYER + 512  # and the input
+
+
+def test_training_step_on_meta_for_cuda_takes_all_tensors_at_once() -> None:
+    x = torch.ones(1, WIDTH)
+    memory = profile_training_step(
+        model_on("meta"), [x], optimizer="adamw", device="meta", target="cuda", memory=True
+    ).memory
+    assert memory is not None and not memory.is_approximate
+    assert memory.devices[0].peak_bytes == (4 + 1) * LAYERS * LAYER + WIDTH * 4
