@@ -21,7 +21,8 @@ Where a new formula goes, by what the operator does:
 - reals to integers and back: ``fake_quantize``
 - random numbers and dropout: ``sampling``
 - memory that kernels allocate for themselves: ``kernel_workspaces``, ``product_workspaces``,
-  ``copying_workspaces``, ``casting_workspaces`` (reductions), ``composite_workspaces``
+  ``copying_workspaces``, ``casting_workspaces`` (reductions), ``composite_workspaces``,
+  ``cuda_workspaces``
 - no arithmetic: ``free``, each group with its reason; ``collectives``; ``runtime`` (operators of
   torch's own machinery)
 

@@ -112,7 +112,6 @@ _UNKNOWN_BY_NAME = (
 _UNKNOWN_BUT_STEADY = """
     convolution convolution_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn
     _cudnn_rnn_backward _flash_attention_backward _efficient_attention_backward
-    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention
     _scaled_dot_product_cudnn_attention_backward
 """

@@ -1,0 +1,86 @@
+"""Memory that CUDA's kernels of attention allocate for themselves, for runs on the meta device.
+
+On CUDA the allocator reports it. B batch, H heads, Q queries, K keys, E head size, s bytes of an
+element.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dispatch_flops.operators.formulas._ops import ops
+from dispatch_flops.operators.workspaces import always, builtin_workspace
+
+_MOST_MULTIPROCESSORS = 160  # of a CUDA device; H100 and H200 have 132
+_HALF = (torch.bfloat16, torch.float16)
+
+
+@builtin_workspace(ops("_scaled_dot_product_flash_attention"), always, is_steady=True)
+def flash_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, *_: Any, **__: Any
+) -> int | None:
+    """Nothing, where no kernel splits the keys; the state of random numbers with dropout.
+
+    Few blocks of queries have their keys split among the multiprocessors of a device, whose number
+    is not known.
+    Source: set_params_splitkv and num_splits_heuristic,
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
+    """
+    if dropout_p:
+        return 16
+    batch, heads, queries, head_size = q.shape
+    block_of_keys = 256 if head_size <= 64 else 128 if head_size <= 128 else 64
+    if k.shape[2] <= block_of_keys:
+        return 0
+    if queries == 1 and k.shape[1] != heads:
+        heads = k.shape[1]  # the heads of a group become queries
+    blocks = batch * heads * _rounded_up(queries, 64) // 64
+    return 0 if blocks >= 0.8 * 2 * _MOST_MULTIPROCESSORS else None
+
+
+@builtin_workspace(ops("_scaled_dot_product_flash_attention_backward"), always, is_steady=True)
+def flash_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    *_: Any,
+    **__: Any,
+) -> int | None:
+    """Sums of rows, gradients of queries in float32, those of keys and values by query head.
+
+    Bytes: 4·B·H·Q'·(1 + E'), with Q rounded up to 128 and E to 32, and to 256 above 192;
+    2·B·H·K·E·s where keys have fewer heads; B·H·Q·E·s for each of gradient and result that is not
+    contiguous with queries before heads. Deterministic algorithms need more, by the device.
+    Source: mha_bwd, as above.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        return None
+    batch, heads, queries, head_size = q.shape
+    of_row = 1 + (_rounded_up(head_size, 32) if head_size <= 192 else 256)
+    size = 4 * batch * heads * _rounded_up(queries, 128) * of_row
+    if k.shape[1] != heads:
+        size += 2 * batch * heads * k.shape[2] * head_size * k.element_size()
+    for tensor in (grad, out):
+        if not tensor.transpose(1, 2).is_contiguous():
+            size += tensor.numel() * tensor.element_size()
+    return size
+
+
+@builtin_workspace(ops("_scaled_dot_product_efficient_attention"))
+def efficient_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> int:
+    """The result in float32, of half precision and more than 128 values of a head.
+
+    Bytes: 4·B·H·Q·(values of a head), else 0.
+    Source: kNeedsOutputAccumulatorBuffer,
+    aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h.
+    """
+    values = v.shape[-1]
+    return 4 * q.numel() // q.shape[-1] * values if q.dtype in _HALF and values > 128 else 0
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
