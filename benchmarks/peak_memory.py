@@ -1,12 +1,13 @@
-"""Peak memory of a training step beside the CPU allocator's events and other tools.
+"""Peak memory of a training step beside the allocator's peak and other tools.
 
-    python benchmarks/peak_memory.py
+    python benchmarks/peak_memory.py [--device cuda]
 
-One steady AdamW step per row, on the CPU. ``truth`` is the allocator's peak (torch.profiler with
-``profile_memory``) with what was there before. The other columns are differences from it, in
-percent. ``meta`` is this package's peak of the same step on the meta device, its state on the CPU
-included. ``>=`` marks a peak with workspaces that are not known, ``~`` one of layers that run by
-other operators on the meta device.
+One steady AdamW step per row. ``truth`` is the allocator's peak with what was there before: on the
+CPU by its events (torch.profiler with ``profile_memory``), on CUDA by the bytes asked for, in its
+statistics. The other columns are differences from it, in percent. ``meta`` is this package's peak
+of the same step on the meta device: on the CPU with the state that AdamW has there, for CUDA with
+``target="cuda"`` and ``foreach=True``, its default there. ``>=`` marks a peak with workspaces that
+are not known, ``~`` one of layers that run by other operators on the meta device.
 
 - MemTracker: torch.distributed._tools; n/a where it raises.
 - profiler: the highest sum of categories in ``torch.profiler``'s ``export_memory_timeline``.
@@ -21,6 +22,8 @@ A tool that is not installed has n/a; ``pip install deepspeed accelerate torchin
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import gc
 import json
 import sys
@@ -28,6 +31,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tabulate import tabulate
@@ -38,16 +42,21 @@ from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile import MemoryProfile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.llama import CONFIGS, Llama
+from tests.end_to_end.test_gpu import STEPS
 from tests.helpers.allocator import peak_bytes
 from tests.models.vision import ResNet
-from tests.unit.memory.test_truth import WORKLOADS
+from tests.unit.memory.test_truth import WORKLOADS, Workload
 
 Loss = Callable[[], torch.Tensor]
+INDEXED = {"cpu": "cpu", "cuda": "cuda:0"}  # as profiles name the devices
 
 
-def step_of(model: nn.Module, x: torch.Tensor, loss: Loss) -> tuple[Callable[[], None], list]:
+def step_of(
+    model: nn.Module, x: torch.Tensor, loss: Loss, *, foreach: bool | None = None
+) -> tuple[Callable[[], None], list]:
     """Return a training step that ran once, and the tensors that are there before the next."""
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
 
     def step() -> None:
         loss().backward()
@@ -61,8 +70,8 @@ def step_of(model: nn.Module, x: torch.Tensor, loss: Loss) -> tuple[Callable[[],
     return step, [*model.parameters(), *model.buffers(), x, *state]
 
 
-def ours(step: Callable[[], None], model: nn.Module) -> MemoryProfile:
-    with FlopCounterMode(model, display=False, memory=True) as counter:
+def ours(step: Callable[[], None], model: nn.Module, target: Any = "cpu") -> MemoryProfile:
+    with FlopCounterMode(model, display=False, memory=True, target=target) as counter:
         step()
     memory = counter.profile.memory
     assert memory is not None
@@ -74,13 +83,42 @@ def resnet_18() -> tuple[nn.Module, torch.Tensor, Loss]:
     return model, x, lambda: model(x).square().mean()
 
 
-def on_meta(workload: Callable[[], tuple[nn.Module, torch.Tensor, Loss]]) -> tuple[int, str]:
-    """Return the peaks of all devices together, and a mark. AdamW counts its steps on the CPU."""
+def first_layers_of_llama() -> tuple[nn.Module, torch.Tensor, Loss]:
+    """Eight layers of Llama-3-8B and its vocabulary, 4,096 tokens in bfloat16."""
+    config = dataclasses.replace(CONFIGS["8B"], layers=8)
+    model = Llama(config).to(torch.bfloat16)
+    ids = torch.randint(0, config.vocab, (1, 4096))
+    return model, ids, lambda: model(ids).logsumexp(-1).mean()
+
+
+def peak_on(device: str, step: Callable[[], None], before: list) -> int:
+    """Return the allocator's peak of a step, with what was there before."""
+    if device == "cpu":
+        return peak_bytes(step, before)
+    storages = {
+        t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in before if t.is_cuda
+    }
+    at_start = asked_for("current")
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return sum(storages.values()) + asked_for("peak") - at_start
+
+
+def asked_for(figure: str) -> int:
+    torch.cuda.synchronize()
+    gc.collect()
+    return torch.cuda.memory_stats()[f"requested_bytes.all.{figure}"]
+
+
+def on_meta(workload: Workload, device: str) -> tuple[int, str]:
+    """Return the peak, of all devices together where it is of the CPU, and a mark."""
+    is_cuda = device == "cuda"
     with torch.device("meta"):
         model, x, loss = workload()
-    step, _ = step_of(model, x, loss)
-    memory = ours(step, model)
-    return sum(device.peak_bytes for device in memory.devices), mark_of(memory)
+    step, _ = step_of(model, x, loss, foreach=is_cuda or None)
+    memory = ours(step, model, device)
+    peaks = [found.peak_bytes for found in memory.devices if not is_cuda or found.device == "meta"]
+    return sum(peaks), mark_of(memory)
 
 
 def mark_of(memory: MemoryProfile) -> str:
@@ -98,19 +136,21 @@ def of_mem_tracker(step: Callable[[], None], model: nn.Module, before: list) -> 
     except NotImplementedError:
         return None
     peak = tracker.get_tracker_snapshot("peak")
-    return sum(snapshot["Total"] for snapshot in peak.values())
+    return max(snapshot["Total"] for snapshot in peak.values())
 
 
-def of_profiler(step: Callable[[], None]) -> int | None:
+def of_profiler(step: Callable[[], None], device: str) -> int | None:
     """Return the highest sum of categories; None where the profiler cannot tell them apart."""
     activities = [torch.profiler.ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
     options = {"profile_memory": True, "record_shapes": True, "with_stack": True}
     with torch.profiler.profile(activities=activities, **options) as profiler:
         step()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "timeline.json"
         try:
-            profiler.export_memory_timeline(str(path), device="cpu")
+            profiler.export_memory_timeline(str(path), device=INDEXED[device])
         except Exception as error:  # asserts and look-ups of its own
             print(f"torch.profiler: {type(error).__name__}: {error}", file=sys.stderr)
             return None
@@ -147,7 +187,7 @@ def of_torchinfo(model: nn.Module, x: torch.Tensor) -> int | None:
     try:
         from torchinfo import summary
 
-        found = summary(model, input_data=[x], verbose=0, mode="train", device="cpu")
+        found = summary(model, input_data=[x], verbose=0, mode="train", device=x.device)
     except (ImportError, RuntimeError):  # RuntimeError: torchinfo's, of what the model raised
         return None
     return found.total_input + found.total_output_bytes + found.total_param_bytes
@@ -157,25 +197,37 @@ def off(value: int | None, truth: int, mark: str = "") -> str:
     return "n/a" if value is None else f"{mark}{100 * (value / truth - 1):+.3f}"
 
 
+def workloads_on(device: str) -> dict[str, Workload]:
+    if device == "cpu":
+        return {**WORKLOADS, "ResNet-18": resnet_18}
+    return {**STEPS, "ResNet-18": resnet_18, "Llama-3-8B, 8 layers": first_layers_of_llama}
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--device", choices=INDEXED, default="cpu")
+    device = parser.parse_args().device
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     rows = []
-    for name, workload in {**WORKLOADS, "ResNet-18": resnet_18}.items():
-        model, x, loss = workload()
+    for name, workload in workloads_on(device).items():
+        with torch.device(device):
+            model, x, loss = workload()
         step, before = step_of(model, x, loss)
-        truth = peak_bytes(step, before)
+        truth = peak_on(device, step, before)
         memory = ours(step, model)
+        mine = next(found for found in memory.devices if found.device == INDEXED[device])
         tracked = of_mem_tracker(step, model, before)
-        meta, meta_mark = on_meta(workload)
-        values = [tracked, of_profiler(step), of_accelerate(model)]
+        meta, meta_mark = on_meta(workload, device)
+        values = [tracked, of_profiler(step, device), of_accelerate(model)]
         values += [*of_deepspeed(model), of_torchinfo(model, x)]
         shown = [
-            off(memory.peak_bytes, truth, mark_of(memory)),
+            off(mine.peak_bytes, truth, mark_of(memory)),
             off(meta, truth, meta_mark),
             *(off(value, truth) for value in values),
         ]
         rows.append([name, f"{truth:,}", *shown])
+        print(name, file=sys.stderr)
     header = ["step", "truth, bytes", "ours %", "ours on meta %", "MemTracker %"]
     header += ["profiler %", "accelerate %", "ZeRO-2 %", "ZeRO-3 %", "torchinfo %"]
     print(tabulate(rows, header, tablefmt="github", disable_numparse=True))
