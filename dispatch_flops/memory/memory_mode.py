@@ -68,10 +68,11 @@ class _Operator:
         "is_reported", "is_sum", "may_differ", "may_reuse", "takes", "workspace",
     )  # fmt: skip
 
-    def __init__(self, func: Any, *, is_exact: bool) -> None:
+    def __init__(self, func: Any, *, is_exact: bool, as_on_cuda: bool) -> None:
         self.func = func
         self.allocation = allocation_of(func)
-        self.workspace: Any = workspace_of(func) or found_workspace_of(func)
+        rule = workspace_of(func, as_on_cuda=as_on_cuda)
+        self.workspace: Any = rule or found_workspace_of(func)
         self.is_reported = False
         self.takes = "none" if self.allocation == "arrival" else tensors_taken(func)
         self.is_annotation = self.allocation == "annotation"
@@ -121,8 +122,7 @@ class MemoryMode(CountingMode):
         try:
             operator = self._operators[id(func)]  # an overload's own hash runs in Python
         except KeyError:
-            operator = _Operator(func, is_exact=self._blocks.rounding == 1)
-            self._operators[id(func)] = operator
+            operator = self._operators[id(func)] = self._operator(func)
         live = self._live
         if self._phase == "forward":
             # Later phases use what forward used, and what optimizers are known to hold.
@@ -205,6 +205,10 @@ class MemoryMode(CountingMode):
         if now > peak.threshold:
             peak.note(now, func, self._blocks.allocations)
         return out
+
+    def _operator(self, func: Any) -> _Operator:
+        is_exact, as_on_cuda = self._blocks.rounding == 1, self.conventions.target == "cuda"
+        return _Operator(func, is_exact=is_exact, as_on_cuda=as_on_cuda)
 
     def _note_difference(
         self, operator: _Operator, args: Any, kwargs: Mapping[str, Any], out: Any

@@ -60,6 +60,7 @@ class WorkspaceRule:
 
 
 _WORKSPACES: dict[Any, WorkspaceRule] = {}
+_OF_CUDA: dict[Any, WorkspaceRule] = {}  # where runs on the meta device are to be as on CUDA
 
 
 def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Workspace], Workspace]:
@@ -108,28 +109,38 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
 
 
 def builtin_workspace(
-    targets: Iterable[Any], may_be_unknown: Condition = never, *, is_steady: bool = False
+    targets: Iterable[Any],
+    may_be_unknown: Condition = never,
+    *,
+    is_steady: bool = False,
+    of_cuda: bool = False,
 ) -> Callable[[Workspace], Workspace]:
     """Register the decorated function as a workspace of this package; see ``WorkspaceRule``.
 
     targets: names as the registry's keys, such as "lib::op".
+    of_cuda: it is that of CUDA's kernel, for runs on the meta device that are to be as on CUDA.
     """
+    table = _OF_CUDA if of_cuda else _WORKSPACES
 
     def decorate(workspace: Workspace) -> Workspace:
         depends_on_shapes = is_steady or may_be_unknown is never
         rule = WorkspaceRule(workspace, may_be_unknown, depends_on_shapes, reads_result=False)
-        _WORKSPACES.update(dict.fromkeys(targets, rule))
+        table.update(dict.fromkeys(targets, rule))
         return workspace
 
     return decorate
 
 
-def workspace_of(func: Any) -> WorkspaceRule | None:
+def workspace_of(func: Any, *, as_on_cuda: bool = False) -> WorkspaceRule | None:
     """Return the rule of an operator's workspace; None if its kernel needs none.
 
     The kernel of an in-place operator is another than the functional one's.
+    as_on_cuda: what runs on the meta device is to be as on CUDA.
     """
     if not isinstance(func, OpOverload):
         return None
     overload, operator, *_functional = candidate_keys(func)
-    return _WORKSPACES.get(overload) or _WORKSPACES.get(operator)
+    found = _WORKSPACES.get(overload) or _WORKSPACES.get(operator)
+    if as_on_cuda and (found is None or not found.reads_result):
+        return _OF_CUDA.get(operator, found)
+    return found

@@ -182,7 +182,8 @@ def test_peak_of_a_training_step_is_that_of_the_allocator(name: str) -> None:
 
     step()
     there = [x, *model.parameters(), *model.buffers(), *tensors_in([*optimizer.state.values()])]
-    held = sum(tensor.untyped_storage().nbytes() for tensor in there if tensor.is_cuda)
+    on_device = [tensor.untyped_storage() for tensor in there if tensor.is_cuda]
+    held = sum({storage._cdata: storage.nbytes() for storage in on_device}.values())
     before = allocated("current")
     torch.cuda.reset_peak_memory_stats()
     step()
@@ -195,6 +196,31 @@ def test_peak_of_a_training_step_is_that_of_the_allocator(name: str) -> None:
         assert memory.peak_bytes == pytest.approx(truth, rel=1e-3)
         assert not memory.is_lower_bound and not memory.is_approximate
         assert sum(use.bytes for use in memory.at_peak) == memory.peak_bytes
+
+
+def test_run_on_meta_for_cuda_is_the_one_on_the_device() -> None:
+    """Dropout, attention by the math path, softmax's gradients, and an optimizer over lists."""
+    profiles = []
+    for device in ("cuda", "meta"):
+        with torch.device(device):
+            model: nn.Module = nn.Sequential(
+                nn.Linear(61, 64), nn.TransformerEncoderLayer(64, 4, 97, 0.1), nn.Linear(64, 37)
+            )
+            x = torch.ones(3, 51, 61)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        with sdpa_kernel(SDPBackend.MATH):
+            for _ in range(2):
+                with FlopCounterMode(
+                    model, display=False, memory=True, target="cuda", optimizers=[optimizer]
+                ) as counter:
+                    model(x).logsumexp(-1).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        profiles.append(counter.profile)
+    on_cuda, on_meta = profiles
+    assert on_meta.total() == on_cuda.total()
+    found = [profile.memory.devices[0].peak_bytes for profile in profiles if profile.memory]
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
 
 
 def test_peak_with_rounding_is_what_the_allocator_gives() -> None:

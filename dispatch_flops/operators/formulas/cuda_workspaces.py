@@ -1,4 +1,4 @@
-"""Memory that CUDA's kernels of attention allocate for themselves, for runs on the meta device.
+"""Memory that CUDA's kernels allocate for themselves, for runs on the meta device.
 
 On CUDA the allocator reports it. B batch, H heads, Q queries, K keys, E head size, s bytes of an
 element.
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dispatch_flops.operators.formulas._ops import ops
+from dispatch_flops.operators.tensors import has_no_data
 from dispatch_flops.operators.workspaces import always, builtin_workspace
 
 _MOST_MULTIPROCESSORS = 160  # of a CUDA device; H100 and H200 have 132
@@ -80,6 +81,36 @@ def efficient_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any
     """
     values = v.shape[-1]
     return 4 * q.numel() // q.shape[-1] * values if q.dtype in _HALF and values > 128 else 0
+
+
+@builtin_workspace(ops("_softmax_backward_data"), always, is_steady=True, of_cuda=True)
+def softmax_backward(grad: torch.Tensor, out: torch.Tensor, *_: Any, **__: Any) -> int | None:
+    """The product of the gradient and the result, and copies of what has gaps.
+
+    Bytes: N·s of N gradients, and as many of each argument with gaps.
+    Source: softmax_backward_cuda_out and host_softmax_backward,
+    aten/src/ATen/native/cuda/SoftMax.cu.
+    """
+    if not has_no_data(grad):
+        return None
+    return grad.numel() * grad.element_size() + _copied(out)
+
+
+@builtin_workspace(
+    ops("native_layer_norm", "native_layer_norm_backward"), always, is_steady=True, of_cuda=True
+)
+def layer_norm(*args: Any, **_: Any) -> int | None:
+    """Bytes: those of each argument that has gaps, which is copied.
+
+    Source: layer_norm_cuda and layer_norm_backward_cuda,
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu.
+    """
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    return sum(map(_copied, tensors)) if has_no_data(args[0]) else None
+
+
+def _copied(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
 
 
 def _rounded_up(number: int, multiple: int) -> int:

@@ -1,4 +1,4 @@
-"""What CUDA's kernels of attention allocate for themselves, where they run on the meta device.
+"""What CUDA's kernels allocate for themselves, where a run on the meta device is to be as on CUDA.
 
 The bytes are those that the allocator of an H200 reported (torch 2.11).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ aten = torch.ops.aten
 
 
 def formula(operator: torch._ops.OpOverload, *args: object) -> int | None:
-    rule = workspace_of(operator)
+    rule = workspace_of(operator, as_on_cuda=True)
     assert rule is not None
     return rule.formula(*args)
 
@@ -130,3 +131,55 @@ def test_peak_of_attention_for_cuda_is_no_lower_bound() -> None:
     assert "aten._scaled_dot_product_flash_attention_backward.default" in {
         op.op for op in counter.profile.op_totals()
     }
+
+
+def test_gradients_of_softmax_are_multiplied_first_on_cuda() -> None:
+    backward = aten._softmax_backward_data.default
+    scores = torch.empty(2, 4, 1024, 1024, device="meta")
+    assert formula(backward, scores, scores, -1, torch.float32) == 33_554_432
+    gaps = torch.empty(5, 10, 10, device="meta")[:, :, ::2]
+    assert formula(backward, torch.empty(5, 10, 5, device="meta"), gaps, -1, torch.float32) == 2_000
+
+
+def test_norms_copy_what_has_gaps_on_cuda() -> None:
+    x, scale = torch.empty(512, 768, device="meta"), torch.empty(768, device="meta")
+    rows = torch.empty(512, 1, device="meta")
+    backward, forward = aten.native_layer_norm_backward.default, aten.native_layer_norm.default
+    expanded = torch.empty((), device="meta").expand(512, 768)
+    rest = ([768], rows, rows, scale, scale, [True, True, True])
+    assert formula(backward, expanded, x, *rest) == 1_572_864
+    assert formula(backward, x, x, *rest) == 0
+    halves = (
+        torch.empty(2, 817, 512, dtype=torch.bfloat16, device="meta")[:, :799].mT.contiguous().mT
+    )
+    small = torch.empty(512, dtype=torch.bfloat16, device="meta")
+    assert formula(forward, halves, [512], small, small, 1e-5) == 1_636_352
+
+
+def peak_of_softmax(target: Any, device: str) -> int:
+    x = torch.ones(7, 11, device=device, requires_grad=True)
+    with FlopCounterMode(display=False, memory=True, target=target) as counter:
+        out = x.softmax(-1)
+        out.backward(torch.ones_like(out))
+    memory = counter.profile.memory
+    assert memory is not None and not memory.is_lower_bound
+    return memory.peak_bytes
+
+
+def test_workspaces_of_cuda_are_those_of_runs_for_cuda_alone() -> None:
+    tensor = 7 * 11 * 4
+    on_cpu = 4 * tensor  # input, result, and the gradients of both
+    assert peak_of_softmax("cpu", "meta") == peak_of_softmax("cuda", "cpu") == on_cpu
+    assert peak_of_softmax("cuda", "meta") == on_cpu + tensor
+
+
+@pytest.mark.parametrize(("target", "decomposed"), [("cpu", 0), ("cuda", 1)])
+def test_root_mean_square_norm_on_meta_is_approximate_for_cuda(
+    target: Any, decomposed: int
+) -> None:
+    layer, x = torch.nn.RMSNorm(5, device="meta"), torch.ones(3, 5, device="meta")
+    with FlopCounterMode(layer, display=False, memory=True, target=target) as counter:
+        layer(x)
+    memory = counter.profile.memory
+    assert memory is not None
+    assert memory.decomposed == ("aten._fused_rms_norm.default",) * decomposed
