@@ -134,6 +134,8 @@ def _cuda_kernel(call: _Call) -> Callable[[_Call], Tensor] | None:
         return _cuda_flash
     if torch.backends.cuda.mem_efficient_sdp_enabled() and _can_be_efficient(call):
         return _cuda_efficient
+    if torch.backends.cuda.cudnn_sdp_enabled() and _is_left_to_cudnn(call):
+        return _cuda_cudnn
     return None
 
 
@@ -177,6 +179,22 @@ def _can_be_efficient(call: _Call) -> bool:
     )
 
 
+def _is_left_to_cudnn(call: _Call) -> bool:
+    """Return True if cuDNN may run the call, and the math path, which goes first, is not permitted.
+
+    Hopper prefers cuDNN to flash attention. Their costs are the same.
+    """
+    q, k, v = call.operands()
+    sizes = (q.shape[3], v.shape[3])
+    return (
+        not torch.backends.cuda.math_sdp_enabled()
+        and q.dtype in _HALF
+        and q.shape[3] == k.shape[3]
+        and all(0 < size <= 256 and size % 8 == 0 for size in sizes)
+        and (call.enable_gqa or _have_equal_heads(call))
+    )
+
+
 def _cuda_flash(call: _Call) -> Tensor:
     size = call.query.shape[3]
     out: Tensor = aten._scaled_dot_product_flash_attention(
@@ -199,6 +217,18 @@ def _cuda_efficient(call: _Call) -> Tensor:
     out: Tensor = aten._scaled_dot_product_efficient_attention(
         *call.operands(),
         mask,
+        call.needs_grad(),
+        call.dropout_p,
+        call.is_causal,
+        scale=call.scale,
+    )[0]
+    return out
+
+
+def _cuda_cudnn(call: _Call) -> Tensor:
+    out: Tensor = aten._scaled_dot_product_cudnn_attention(
+        *call.operands(),
+        call.additive_mask(),
         call.needs_grad(),
         call.dropout_p,
         call.is_causal,

@@ -169,6 +169,7 @@ def test_invalid_attention_on_meta_raises_what_torch_raises() -> None:
 
 
 FLASH, EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
+CUDNN = "_scaled_dot_product_cudnn_attention"
 
 
 def kernels_used(device: str, **options: Any) -> set[str]:
@@ -202,6 +203,26 @@ def kernels_used(device: str, **options: Any) -> set[str]:
 )
 def test_target_cuda_chooses_the_kernel_of_cuda(options: Any, kernel: str) -> None:
     assert kernels_used("meta", **options) == {kernel}
+
+
+@pytest.mark.parametrize(
+    ("options", "permitted", "kernel"),
+    [
+        ({"dtype": torch.bfloat16}, [SDPBackend.CUDNN_ATTENTION], CUDNN),
+        ({"dtype": torch.bfloat16, "mask": torch.bool}, [SDPBackend.CUDNN_ATTENTION], CUDNN),
+        ({"dtype": torch.bfloat16}, [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH], "bmm"),
+        (
+            {"dtype": torch.bfloat16},
+            [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION],
+            FLASH,
+        ),
+    ],
+)
+def test_target_cuda_leaves_to_cudnn_what_no_other_kernel_may_run(
+    options: Any, permitted: list[SDPBackend], kernel: str
+) -> None:
+    with sdpa_kernel(permitted):
+        assert kernels_used("meta", **options) == {kernel}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -29,6 +29,7 @@ def host_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     CLOCK.now = 0.0
     monkeypatch.setattr("dispatch_flops.timing.overhead._now", CLOCK)
     monkeypatch.setattr(calibrated, "call_overhead", CallOverhead)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # by another test, perhaps
     register_flops([clocks.work, clocks.work_backward])(slow_formula)
     yield
     unregister_flops([clocks.work, clocks.work_backward])
