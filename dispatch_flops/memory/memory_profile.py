@@ -118,7 +118,9 @@ class MemoryReading:
     def attach_to(self, profile: Profile) -> Profile:
         """Return the profile with the memory of the run and of each module."""
         devices = sorted(map(self._freeze_device, self._devices), key=_highest_first)
-        used = tuple(device for device in devices if device.peaks)
+        known = tuple(device for device in devices if device.peaks)
+        # A first operator that allocates nothing, as a view does, is noted on the CPU.
+        used = tuple(device for device in known if device.peak_bytes) or known[:1]
         peaks = self._module_peaks(used[0].device if used else "")
         held, kept = self._held_by_modules(), self._kept_by_modules()
         return dataclasses.replace(

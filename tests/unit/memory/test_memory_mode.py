@@ -399,6 +399,16 @@ class OnMeta(nn.Module):
         return torch.nn.functional.linear(x, self.weight.to("meta"), self.bias.to("meta"))
 
 
+def test_device_without_a_byte_is_no_device_of_the_run() -> None:
+    """The first operator is a view, which allocates nothing on any device."""
+    x = torch.ones(3, 5, device="meta")
+    with FlopCounterMode(display=False, memory=True) as counter:
+        x.t() + 1
+    memory = counter.profile.memory
+    assert memory is not None
+    assert [(found.device, found.peak_bytes) for found in memory.devices] == [("meta", 2 * 15 * 4)]
+
+
 def test_device_on_which_nothing_is_allocated_has_what_it_holds() -> None:
     """It comes last, though it holds more: every figure is of a device where operators ran."""
     model, x = OnMeta(), torch.ones(2, 3, device="meta")
