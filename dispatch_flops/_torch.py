@@ -218,6 +218,17 @@ def autograd_kernel(op: OpOverload, key: str) -> Callable[..., Any] | None:
     return kernel
 
 
+def may_be_replaced(op: OpOverload) -> bool:
+    """Return True if Python defined ``op`` or gave it a kernel of autograd, and may do so again.
+
+    A kernel of a library that was removed raises when it is called, and the names that
+    ``libraries_loaded`` compares are the same once another library has defined them. Public: none.
+    """
+    noted = (_noted(op, key) for key in ("Autograd", "CompositeImplicitAutograd"))
+    is_defined = op.name() in torch.library._defs  # type: ignore[attr-defined]
+    return is_defined or not torch.library._impls.isdisjoint(noted)  # type: ignore[attr-defined]
+
+
 # Under the first, ``torch.vmap`` takes all composite operators apart; under the others, a few have
 # kernels of their own that do so, for any transform of torch.func. Public: none.
 _BATCHED = "FuncTorchBatched"

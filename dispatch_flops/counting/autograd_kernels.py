@@ -133,15 +133,18 @@ def _register(op: OpOverload, needs: _Wanted, kernels: _torch.Kernels) -> None:
 def _kernels_of(op: OpOverload) -> Mapping[str, Kernel]:
     """Return the kernels by which autograd runs an operator that has none of this module's now."""
     known = _known_kernels(_torch.libraries_loaded())
-    if op not in known:
-        found = {key: _torch.autograd_kernel(op, key) for key in _torch.autograd_keys()}
-        known[op] = {key: kernel for key, kernel in found.items() if kernel is not None}
-    return known[op]
+    if op in known:
+        return known[op]
+    found = {key: _torch.autograd_kernel(op, key) for key in _torch.autograd_keys()}
+    kernels = {key: kernel for key, kernel in found.items() if kernel is not None}
+    if not _torch.may_be_replaced(op):
+        known[op] = kernels
+    return kernels
 
 
 @functools.lru_cache(maxsize=1)
 def _known_kernels(_loaded: Hashable) -> dict[OpOverload, Mapping[str, Kernel]]:
-    """Return what is known while no library adds operators or kernels, to be filled."""
+    """Return what is known of C++ while no library adds operators or kernels, to be filled."""
     return {}
 
 

@@ -346,16 +346,36 @@ def test_kernels_of_a_counter_do_not_have_operators_listed_again(
         pass
 
 
-def test_kernels_of_a_counter_are_found_once_while_no_library_adds_one(
-    library: torch.library.Library, monkeypatch: pytest.MonkeyPatch
+def test_kernels_in_cpp_are_found_once_while_no_library_adds_one(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def total() -> int:
+        with FlopCounterMode(display=False, custom_mapping={aten.linear: stated}) as counter:
+            torch.nn.functional.linear(ROWS, ROWS)
+        return counter.get_total_flops()
+
+    assert total() == FLOPS
+    monkeypatch.setattr(_torch, "autograd_kernel", lambda *_: pytest.fail("looked up again"))
+    assert total() == FLOPS
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_operator_that_python_defines_again_runs_its_new_kernel(key: str) -> None:
+    for number in range(3):
+        with torch.library._scoped_library(LIBRARY, "FRAGMENT") as made:
+            made.define("again(Tensor x) -> Tensor")
+            made.impl("again", lambda x, number=number: x + number, key)
+            with FlopCounterMode(display=False):
+                assert torch.ops.dispatch_flops_extension.again(ROWS)[0, 0] == 1 + number
+
+
+def test_kernel_that_python_registers_again_runs(library: torch.library.Library) -> None:
     op = defined(library, lambda x: x + 1, "Autograd")
-    with FlopCounterMode(display=False):
-        assert op(ROWS)[0, 0] == 1 + 1
-    with monkeypatch.context() as context:
-        context.setattr(_torch, "autograd_kernel", lambda *_: pytest.fail("looked up again"))
-        with FlopCounterMode(display=False):
-            assert op(ROWS)[0, 0] == 1 + 1
+    for number in range(3):
+        with torch.library._scoped_library(LIBRARY, "IMPL") as another:
+            another.impl(op.default.name(), lambda x, number=number: x + number, "Autograd")
+            with FlopCounterMode(display=False):
+                assert op(ROWS)[0, 0] == 1 + number
 
 
 def test_kernel_in_python_of_one_device_runs_as_without_a_counter(
