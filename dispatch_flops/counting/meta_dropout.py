@@ -22,12 +22,14 @@ _TYPES = frozenset((Tensor, torch.nn.Parameter, FakeTensor))
 def drop(target: Target, x: Tensor, p: float, train: bool) -> Tensor:
     """Run ``dropout`` as ``target`` would.
 
+    CUDA's kernel raises for what is not of floating point. A program on the meta device goes on.
     Source: is_fused_kernel_acceptable, aten/src/ATen/native/Dropout.cpp.
     """
     is_fused = target == "cuda" and train and 0 < p < 1 and x.numel() > 0
     is_plain = type(x) in _TYPES and has_no_data(x) and x.device.type in ("meta", "cpu")
+    has_kernel = x.is_floating_point() and not x.is_nested
     out: Tensor
-    if is_fused and is_plain and not x.is_nested:
+    if is_fused and is_plain and has_kernel:
         out, _mask = torch.ops.aten.native_dropout(x, p, train)
     else:
         out = _torch.run_taken_apart(DROPOUT, x, p, train)

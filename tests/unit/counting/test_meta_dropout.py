@@ -60,6 +60,12 @@ def test_dropout_that_cuda_does_not_fuse_is_taken_apart(p: float, training: bool
     assert names(dropped(torch.ones(0, 3, device="meta"), "cuda")) <= {"aten.bernoulli_.float"}
 
 
+def test_complex_values_drop_as_without_a_counter() -> None:
+    x = tensor(dtype=torch.complex64, requires_grad=True)
+    assert names(dropped(x, "cuda")) == {"aten.bernoulli_.float"}
+    assert x.grad is not None
+
+
 def test_tensors_with_data_keep_their_operators_under_target_cuda() -> None:
     assert names(dropped(tensor("cpu"), "cuda")) == {"aten.bernoulli_.float"}
 
