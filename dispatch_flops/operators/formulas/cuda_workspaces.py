@@ -109,6 +109,12 @@ def layer_norm(*args: Any, **_: Any) -> int | None:
     return sum(map(_copied, tensors)) if has_no_data(args[0]) else None
 
 
+@builtin_workspace(ops("native_dropout_backward"), always, is_steady=True, of_cuda=True)
+def dropout_backward(grad: torch.Tensor, *_: Any, **__: Any) -> int | None:
+    """Nothing. Source: native_dropout_backward_cuda, aten/src/ATen/native/cuda/Dropout.cu."""
+    return 0 if has_no_data(grad) else None
+
+
 def _copied(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
 

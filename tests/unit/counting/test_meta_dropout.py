@@ -40,6 +40,13 @@ def test_target_cuda_drops_in_one_operator() -> None:
     assert memory is not None and not memory.is_lower_bound and not memory.is_approximate
 
 
+def test_gradients_of_fake_tensors_take_nothing_for_target_cuda() -> None:
+    """As in plans over a mesh; the CPU's kernel would take something."""
+    with FakeTensorMode():
+        memory = dropped(tensor("cpu", requires_grad=True), "cuda").memory
+    assert memory is not None and not memory.is_lower_bound
+
+
 def test_mask_of_target_cuda_is_of_booleans() -> None:
     memory = dropped(tensor(), "cuda").memory
     assert memory is not None
