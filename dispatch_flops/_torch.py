@@ -1975,6 +1975,17 @@ MAKING_RESHARDING_MESH = tuple(
 FOREACH_MODULE, FOREACH_TYPES = "torch.utils._foreach_utils", "_foreach_supported_types"
 
 
+def are_taken_in_lists(params: Iterable[torch.Tensor]) -> bool:
+    """Return True if an optimizer takes lists of such parameters by default, on CUDA.
+
+    Those that are fake stand for plain ones. Public: none.
+    """
+    from torch.optim.optimizer import _foreach_supported_types
+
+    classes = (*_foreach_supported_types, FakeTensor)
+    return all(type(param) in classes for param in params)
+
+
 # Where DDP compares the shapes of parameters between ranks, in C++, on their data. Public: none.
 DDP_MODULE = "torch.nn.parallel.distributed"
 DDP_VERIFY = "_verify_param_shape_across_processes"

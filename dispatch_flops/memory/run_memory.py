@@ -58,6 +58,7 @@ def _takes_single_tensors_on_meta(optimizer: Any) -> bool:
         and group["foreach"] is None
         and not (group.get("fused") or group.get("differentiable"))
         and any(parameter.is_meta for parameter in group["params"])
+        and _torch.are_taken_in_lists(group["params"])
         for group in optimizer.param_groups
     )
 

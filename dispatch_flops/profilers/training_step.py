@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from dispatch_flops import _torch
 from dispatch_flops.errors import TargetError
 from dispatch_flops.profile import Profile, StepTiming
 from dispatch_flops.profilers.counter import FlopCounterMode
@@ -97,9 +98,11 @@ def make_optimizer(
     """Return an optimizer of torch with its defaults.
 
     as_on_cuda: its steps are over lists of tensors on every device, as torch's default is on CUDA.
-        Lists of DTensors and others are not possible there, either.
+        Lists of DTensors and others are not possible there, either. Parameters of a class of the
+        program's own are taken one at a time.
     """
-    is_over_lists = as_on_cuda and len(set(map(type, params))) == 1
+    is_of_one_class = len(set(map(type, params))) == 1
+    is_over_lists = as_on_cuda and is_of_one_class and _torch.are_taken_in_lists(params)
     return cls(params, lr=1e-3, foreach=True if is_over_lists else None)
 
 

@@ -68,3 +68,38 @@ def test_training_step_on_meta_for_cuda_takes_all_tensors_at_once() -> None:
     ).memory
     assert memory is not None and not memory.is_approximate
     assert memory.devices[0].peak_bytes == (4 + 1) * LAYERS * LAYER + WIDTH * 4
+
+
+class Parameter(nn.Parameter):
+    """Of a class that torch's optimizers take one at a time on CUDA, too."""
+
+
+def model_of_own_parameters() -> nn.Module:
+    model = model_on("meta")
+    for layer in model.children():
+        layer.weight = Parameter(torch.ones(WIDTH, WIDTH, device="meta"))
+    return model
+
+
+def test_parameters_of_an_own_class_are_taken_one_at_a_time_as_on_cuda() -> None:
+    x = torch.ones(1, WIDTH, device="meta")
+    made = [
+        count_step(
+            model_of_own_parameters(), (x,), {}, optimizer="adamw", causal="full", target=target
+        ).memory
+        for target in ("cpu", "cuda")
+    ]  # fmt: skip
+    on_cpu, on_cuda = made
+    assert on_cpu is not None and on_cuda is not None
+    assert on_cuda.devices[0].peak_bytes == on_cpu.devices[0].peak_bytes
+    assert on_cuda.decomposed == ()
+
+
+def test_step_over_parameters_of_an_own_class_is_exact() -> None:
+    model = model_of_own_parameters()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with FlopCounterMode(model, display=False, memory=True, target="cuda") as counter:
+        model(torch.ones(1, WIDTH, device="meta")).sum().backward()
+        optimizer.step()
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.decomposed == ()
