@@ -185,6 +185,11 @@ def run_taken_apart(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return op.decompose(*args, **kwargs)
 
 
+def prefers_python() -> bool:
+    """Return True if operators run by decompositions in Python, as in traces. Public: none."""
+    return torch._C._dispatch_tls_is_dispatch_key_included(DispatchKey.PythonDispatcher)
+
+
 # Keys under which autograd runs an operator, by device; "Other" is for tensors in function
 # transforms, CUDA also for fake tensors. Public: the names in documentation.
 _AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradOther")

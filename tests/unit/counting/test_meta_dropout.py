@@ -84,6 +84,18 @@ def test_fake_tensors_and_inference_mode_drop_as_the_target() -> None:
         assert names(dropped(tensor(), "cuda")) == {"aten.native_dropout.default"}
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own, as it exports
+def test_exported_programs_are_those_without_a_counter() -> None:
+    def exported() -> list[str]:
+        torch.ops.aten.dropout.default._dispatch_cache.clear()  # of what other tests have traced
+        program = torch.export.export(torch.nn.Dropout(), (tensor("cpu"),)).run_decompositions()
+        return [str(node.target) for node in program.graph.nodes]
+
+    with FlopCounterMode(display=False, target="cuda"):
+        counted = exported()
+    assert counted == exported()
+
+
 def test_later_programs_are_torchs_own() -> None:
     x = tensor(requires_grad=True)
     dropped(x, "cuda")
