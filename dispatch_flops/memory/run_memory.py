@@ -19,7 +19,7 @@ from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.memory.blocks import Block, Blocks
 from dispatch_flops.memory.caches import cached_tensors, takes_cache
 from dispatch_flops.memory.storages import Storage, dense_parts_of, storages_of
-from dispatch_flops.operators.tensors import tensors_in
+from dispatch_flops.operators.tensors import has_no_data, tensors_in
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.memory import MemoryOptions, Role
 
@@ -47,8 +47,8 @@ def _is_outermost(thread: ThreadState, call: OpenCall) -> bool:
     return True
 
 
-def _takes_single_tensors_on_meta(optimizer: Any) -> bool:
-    """Return True if a step on the meta device takes one parameter at a time by torch's default.
+def _takes_single_tensors(optimizer: Any) -> bool:
+    """Return True if a step without data takes one parameter at a time by torch's default.
 
     On CUDA, the default is lists of tensors, whose intermediate results are there all at once
     (_default_to_fused_or_foreach, torch/optim/optimizer.py).
@@ -57,7 +57,8 @@ def _takes_single_tensors_on_meta(optimizer: Any) -> bool:
         "foreach" in group
         and group["foreach"] is None
         and not (group.get("fused") or group.get("differentiable"))
-        and any(parameter.is_meta for parameter in group["params"])
+        and len(group["params"]) > 1
+        and any(map(has_no_data, group["params"]))
         and _torch.are_taken_in_lists(group["params"])
         for group in optimizer.param_groups
     )
@@ -244,7 +245,7 @@ class Memory:
         call = thread.stack[-1]
         if call.named is None:
             self._note_optimizer(call.owner)
-            if self._is_on_cuda and _takes_single_tensors_on_meta(call.owner):
+            if self._is_on_cuda and _takes_single_tensors(call.owner):
                 self.decomposed.add(f"{type(call.owner).__name__}.step")
             return
         if call.owner.__class__ not in self._ordinary and takes_cache(call.owner):
@@ -336,7 +337,7 @@ class Memory:
 
     def _note_root_mean_square(self, module: nn.RMSNorm) -> None:
         """Note a layer on the meta device that CUDA alone runs by one kernel."""
-        if module.weight is not None and module.weight.is_meta:
+        if has_no_data(module.weight):
             self.decomposed.add("aten._fused_rms_norm.default")
 
     def _note_recurrent(self, module: nn.RNNBase) -> None:

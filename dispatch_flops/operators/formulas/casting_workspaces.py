@@ -17,7 +17,7 @@ from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.workspaces import builtin_workspace
 
 _HALF = (torch.bfloat16, torch.float16)
-_INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32))
+SHORT_INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32))
 
 
 def _is_in_half(args: tuple[Any, ...]) -> bool:
@@ -37,7 +37,7 @@ def sums(x: torch.Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any) 
     if x.is_cpu and x.dtype in _HALF:
         return None
     if dtype is None:
-        return 8 * x.numel() if x.dtype in _INTEGERS else 0
+        return 8 * x.numel() if x.dtype in SHORT_INTEGERS else 0
     return _cast(x, dtype)
 
 

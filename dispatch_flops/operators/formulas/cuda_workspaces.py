@@ -6,11 +6,19 @@ element.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from dispatch_flops.operators.formulas._ops import ops
+from dispatch_flops.operators.formulas.casting_workspaces import SHORT_INTEGERS
+from dispatch_flops.operators.formulas.product_workspaces import (
+    BATCHES,
+    MATRICES,
+    VECTORS,
+    bytes_copied,
+)
 from dispatch_flops.operators.tensors import has_no_data
 from dispatch_flops.operators.workspaces import always, builtin_workspace
 
@@ -81,6 +89,58 @@ def efficient_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any
     """
     values = v.shape[-1]
     return 4 * q.numel() // q.shape[-1] * values if q.dtype in _HALF and values > 128 else 0
+
+
+@builtin_workspace((*MATRICES, *VECTORS, *BATCHES), always, is_steady=True, of_cuda=True)
+def products(*operands: Any, **_: Any) -> int | None:
+    """Bytes: those of each factor whose rows and columns both have gaps; of the whole batch.
+
+    Of a product with a vector, those of the matrix.
+    Source: prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas,
+    aten/src/ATen/native/cuda/Blas.cpp.
+    """
+    factors = [factor for factor in operands[-2:] if factor.dim() > 1]
+    if not all(has_no_data(factor) and factor.layout is torch.strided for factor in factors):
+        return None
+    if not all(factor.numel() for factor in factors):
+        return 0
+    size: int = sum(math.prod(factor.shape[:-2]) * bytes_copied(factor) for factor in factors)
+    return size
+
+
+@builtin_workspace(
+    ops("sum", "nansum", "prod", "cumsum", "cumprod", "mean"), always, is_steady=True, of_cuda=True
+)
+def sums(x: torch.Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> int | None:
+    """Bytes: N·(size of the result's dtype) of N elements that are cast first.
+
+    Those are whole numbers, added up as int64, and what ``dtype`` names, but not half precision
+    that is added up in float32. The sums of blocks, where one takes several, are left out.
+    Source: make_reduction, aten/src/ATen/native/ReduceOpsUtils.h.
+    """
+    if not has_no_data(x):
+        return None
+    result = torch.int64 if dtype is None and x.dtype in SHORT_INTEGERS else dtype or x.dtype
+    is_cast = result is not x.dtype and not (x.dtype in _HALF and result is torch.float32)
+    size: int = x.numel() * result.itemsize if is_cast else 0
+    return size
+
+
+@builtin_workspace(ops("all", "any"), always, is_steady=True, of_cuda=True)
+def truths(x: torch.Tensor, *_: Any, **__: Any) -> int | None:
+    """Nothing; the CPU casts to booleans first."""
+    return 0 if has_no_data(x) else None
+
+
+@builtin_workspace(ops("count_nonzero"), always, is_steady=True, of_cuda=True)
+def counts(x: torch.Tensor, *_: Any, **__: Any) -> int | None:
+    """Bytes: N of booleans, unless these are counted, and 8·N of the same as int64.
+
+    Source: count_nonzero_cuda, aten/src/ATen/native/TensorAdvancedIndexing.cpp.
+    """
+    if not has_no_data(x):
+        return None
+    return (8 if x.dtype is torch.bool else 9) * x.numel()
 
 
 @builtin_workspace(ops("_softmax_backward_data"), always, is_steady=True, of_cuda=True)

@@ -17,9 +17,9 @@ import torch
 from dispatch_flops.operators.formulas._ops import ops
 from dispatch_flops.operators.workspaces import builtin_workspace
 
-_MATRICES = ops("mm", "addmm", "addmm_", "_addmm_activation")
-_VECTORS = ops("mv", "addmv", "addmv_")
-_BATCHES = ops("bmm", "baddbmm", "baddbmm_")
+MATRICES = ops("mm", "addmm", "addmm_", "_addmm_activation")
+VECTORS = ops("mv", "addmv", "addmv_")
+BATCHES = ops("bmm", "baddbmm", "baddbmm_")
 _STRIDED = torch.strided
 _HALF = (torch.bfloat16, torch.float16)
 # Of these, more than strides is asked.
@@ -36,7 +36,7 @@ def _may_be_unknown_in_batch(args: tuple[Any, ...]) -> bool:
     return _may_be_unknown(args) or (args[-1].dtype in _OTHER and _is_conjugated(*args[-2:]))
 
 
-@builtin_workspace(_MATRICES, _may_be_unknown, is_steady=True)
+@builtin_workspace(MATRICES, _may_be_unknown, is_steady=True)
 def matrices(*operands: Any, **_: Any) -> int | None:
     """Bytes: those of each factor that is copied."""
     a, b = operands[-2:]
@@ -47,24 +47,24 @@ def matrices(*operands: Any, **_: Any) -> int | None:
     if is_other or not a.is_contiguous():
         if _is_sparse(a):
             return None
-        copied = _copied(a)
+        copied = bytes_copied(a)
     if is_other or not b.is_contiguous():
         if _is_sparse(b):
             return None
-        copied += _copied(b)
+        copied += bytes_copied(b)
     return copied if copied and a.numel() and b.numel() else 0
 
 
-@builtin_workspace(_VECTORS, _may_be_unknown, is_steady=True)
+@builtin_workspace(VECTORS, _may_be_unknown, is_steady=True)
 def vectors(*operands: Any, **_: Any) -> int | None:
     """Bytes: those of the matrix, if it is copied."""
     matrix = operands[-2]
     if _is_unknown(matrix) or _is_sparse(matrix):
         return None
-    return _copied(matrix)
+    return bytes_copied(matrix)
 
 
-@builtin_workspace(_BATCHES, _may_be_unknown_in_batch, is_steady=True)
+@builtin_workspace(BATCHES, _may_be_unknown_in_batch, is_steady=True)
 def batches(*operands: Any, **_: Any) -> int | None:
     """Bytes: those of one matrix of each factor that is copied; on CUDA, of the whole batch.
 
@@ -82,7 +82,7 @@ def batches(*operands: Any, **_: Any) -> int | None:
         rows * inner * b.shape[2] < _FEWEST or (_are_items_adjacent(a) and _are_items_adjacent(b))
     ):
         return 0
-    copied = _copied(a) + _copied(b)
+    copied = bytes_copied(a) + bytes_copied(b)
     return copied * batch if on_cuda else copied
 
 
@@ -98,7 +98,7 @@ def _is_unknown(factor: torch.Tensor) -> bool:
     return factor.dtype in _HALF and factor.is_cpu
 
 
-def _copied(factor: torch.Tensor) -> int:
+def bytes_copied(factor: torch.Tensor) -> int:
     """Return the bytes of the copy of a matrix, or of one of a batch; 0 if none is made."""
     shape, strides = factor.shape, factor.stride()
     rows, columns, down, right = shape[-2], shape[-1], strides[-2], strides[-1]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from dispatch_flops import FlopCounterMode
@@ -21,10 +22,10 @@ from dispatch_flops.profile import MemoryProfile
 aten = torch.ops.aten
 
 
-def formula(operator: torch._ops.OpOverload, *args: object) -> int | None:
+def formula(operator: torch._ops.OpOverload, *args: object, **kwargs: object) -> int | None:
     rule = workspace_of(operator, as_on_cuda=True)
     assert rule is not None
-    return rule.formula(*args)
+    return rule.formula(*args, **kwargs)
 
 
 def heads_first(*shape: int) -> Tensor:
@@ -154,6 +155,38 @@ def test_norms_copy_what_has_gaps_on_cuda() -> None:
     )
     small = torch.empty(512, dtype=torch.bfloat16, device="meta")
     assert formula(forward, halves, [512], small, small, 1e-5) == 1_636_352
+
+
+def test_sums_cast_whole_numbers_but_not_half_precision_on_cuda() -> None:
+    """The allocator reported 120 bytes for 15 booleans."""
+    add, mean, half = aten.sum.dim_IntList, aten.mean.dim, heads_first(3, 5, 7, 11)
+    assert formula(add, torch.empty(3, 5, dtype=torch.bool, device="meta"), [0, 1]) == 120
+    assert formula(add, half, [0], dtype=torch.float32) == 0
+    assert formula(add, half, [0], dtype=torch.float64) == 3 * 5 * 7 * 11 * 8
+    assert formula(mean, half, [-1]) == 0
+    singles = torch.empty(3, 5, device="meta")
+    assert formula(aten.all.default, singles) == 0
+    assert formula(aten.count_nonzero.default, singles) == 3 * 5 * (1 + 8)
+
+
+def test_products_copy_whole_batches_of_factors_with_gaps_on_cuda() -> None:
+    factor = heads_first(3, 4, 5, 14)[..., ::2].flatten(0, 1)  # 12 matrices of 5 x 7
+    dense = heads_first(1, 12, 7, 11)[0]
+    assert formula(aten.bmm.default, factor, dense) == 12 * 5 * 7 * 2
+    assert formula(aten.mm.default, factor[0], dense[0]) == 5 * 7 * 2
+    assert formula(aten.mm.default, factor[0].contiguous(), dense[0].mT.contiguous().mT) == 0
+    assert formula(aten.mv.default, factor[0], dense[0, :, 0]) == 5 * 7 * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fake_tensors_for_cuda_have_exact_peaks(dtype: torch.dtype) -> None:
+    """They are on the CPU, whose products and sums in half precision have no formula."""
+    with FakeTensorMode(), FlopCounterMode(display=False, memory=True, target="cuda") as counter:
+        x = torch.ones(7, 5, dtype=dtype)
+        (x @ torch.ones(5, 3, dtype=dtype)).sum([0, 1])
+    memory = counter.profile.memory
+    assert memory is not None and not memory.is_lower_bound
+    assert memory.peak_bytes == (7 * 5 + 5 * 3 + 7 * 3) * dtype.itemsize
 
 
 def peak_of_softmax(target: Any, device: str) -> int:
