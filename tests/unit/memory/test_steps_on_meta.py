@@ -51,6 +51,16 @@ def test_other_steps_are_exact(device: str, target: Any, options: dict[str, Any]
     assert memory_of_step(torch.optim.AdamW, device, target, **options).decomposed == ()
 
 
+def test_step_over_one_parameter_is_exact() -> None:
+    layer = nn.Linear(WIDTH, WIDTH, bias=False, device="meta")
+    optimizer = torch.optim.AdamW(layer.parameters())
+    with FlopCounterMode(layer, display=False, memory=True, target="cuda") as counter:
+        layer(torch.ones(1, WIDTH, device="meta")).sum().backward()
+        optimizer.step()
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.decomposed == ()
+
+
 def test_plan_of_a_step_on_cuda_takes_all_tensors_at_once() -> None:
     """Parameters, gradients, two moments, and the square roots of all second moments."""
     x = torch.ones(1, WIDTH, device="meta")

@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from dispatch_flops import FlopCounterMode
-from dispatch_flops.operators.workspaces import workspace_of
+from dispatch_flops.operators import workspaces
+from dispatch_flops.operators.workspaces import register_workspace, workspace_of
 from dispatch_flops.profile import MemoryProfile
 
 aten = torch.ops.aten
@@ -204,6 +205,13 @@ def test_workspaces_of_cuda_are_those_of_runs_for_cuda_alone() -> None:
     on_cpu = 4 * tensor  # input, result, and the gradients of both
     assert peak_of_softmax("cpu", "meta") == peak_of_softmax("cuda", "cpu") == on_cpu
     assert peak_of_softmax("cuda", "meta") == on_cpu + tensor
+
+
+def test_workspace_of_the_user_goes_before_that_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspaces, "_WORKSPACES", dict(workspaces._WORKSPACES))
+    stated = 10_007
+    register_workspace(aten._softmax_backward_data, override=True)(lambda *_, **__: stated)
+    assert peak_of_softmax("cuda", "meta") == 4 * 7 * 11 * 4 + stated
 
 
 @pytest.mark.parametrize(("target", "decomposed"), [("cpu", 0), ("cuda", 1)])
