@@ -68,9 +68,10 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
 
     The function is called as ``workspace(*args, out=out, **kwargs)`` with the operator's own
     arguments and its result. It returns the most bytes that the kernel holds at once, besides its
-    results, or None where they are not known. On the CPU, torch's allocator then reports them;
-    elsewhere the peak is a lower bound. So they are if the function raises or returns anything
-    else, which a note of the profile says. It may read shapes, dtypes and devices, never data.
+    results, or None where they are not known. On the CPU and on CUDA, torch's allocator then
+    reports them; elsewhere the peak is a lower bound. So they are if the function raises or returns
+    anything else, which a note of the profile says. It may read shapes, dtypes and devices, never
+    data.
 
     targets: ``torch.ops.lib.op`` (all overloads; an in-place ``op_`` is an operator of its own),
         one overload, the result of ``torch.library.custom_op``, the name ``"lib::op"``, or a list

@@ -126,11 +126,11 @@ class MemoryProfile:
 
     devices: one entry each, the highest peak first; then those that only held what was there.
     unseen: operators that ran and whose kernels allocate memory that is not known: where they
-        have no formula for it, and run elsewhere than on the CPU, whose allocator reports it, or
-        while another profiler of torch is on; and nodes of autograd that allocate less under a
-        dispatch mode. The peaks are then lower bounds.
-    decomposed: operators that ran on the meta device as several operators, where devices have a
-        kernel with results and workspaces of its own. The peaks are then approximate.
+        have no formula for it, and run elsewhere than on the CPU and on CUDA, whose allocators
+        report it, or while another profiler of torch is on; and nodes of autograd that allocate
+        less under a dispatch mode. The peaks are then lower bounds.
+    decomposed: operators and steps that ran on the meta device as other operators than on a device,
+        whose kernels have results and workspaces of their own. The peaks are then approximate.
     rounding: bytes that each block is rounded up to a multiple of.
 
     Example::

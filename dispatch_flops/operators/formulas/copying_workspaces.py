@@ -1,7 +1,8 @@
 """Kernels of the CPU that copy some arguments first: those with gaps, masks, half precision.
 
-The CPU's allocator reports what such a call takes. On other devices it counts as 0: their kernels
-take most arguments as they are. tests/end_to_end/sweep/test_workspaces.py finds such kernels.
+The CPU's allocator reports what such a call takes, and so does CUDA's of its kernels. On other
+devices it counts as 0: theirs take most arguments as they are. What finds such kernels is
+tests/end_to_end/sweep/test_workspaces.py.
 """
 
 from __future__ import annotations
