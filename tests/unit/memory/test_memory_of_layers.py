@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from dispatch_flops import FlopCounterMode, Profile, register_workspace
 from dispatch_flops.counting.known_layers import LAYERS
 from dispatch_flops.operators import workspaces
-from dispatch_flops.operators.workspaces import builtin_workspace
+from dispatch_flops.operators.workspaces import always, builtin_workspace
 from tests.helpers.undispatched import note_layers
 
 F32 = 4
@@ -280,6 +280,17 @@ def test_layer_is_dispatched_each_time_where_its_kernel_has_a_workspace(
     model = nn.Sequential(nn.GELU(), nn.Identity())
     followed(model, lambda model: model(torch.ones(3, 5)), 4)
     assert passed == ([] if size else ["0", "0"])
+
+
+def test_layer_whose_kernel_was_reported_to_take_nothing_is_not_dispatched_again(
+    passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspaces, "_WORKSPACES", {})
+    builtin_workspace(["aten::gelu"], always, is_steady=True)(lambda *_, **__: None)
+    model = nn.Sequential(nn.GELU(), nn.Identity())
+    profile = followed(model, lambda model: model(torch.ones(3, 5)), 4)
+    assert passed == ["0", "0"]
+    assert profile.memory is not None and not profile.memory.is_lower_bound
 
 
 def test_workspace_of_the_users_own_is_asked_each_time(
