@@ -19,10 +19,10 @@ from dispatch_flops.operators.formulas.product_workspaces import (
     VECTORS,
     bytes_copied,
 )
-from dispatch_flops.operators.tensors import has_no_data
 from dispatch_flops.operators.workspaces import always, builtin_workspace
 
 _MOST_MULTIPROCESSORS = 160  # of a CUDA device; H100 and H200 have 132
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -100,7 +100,7 @@ def products(*operands: Any, **_: Any) -> int | None:
     aten/src/ATen/native/cuda/Blas.cpp.
     """
     factors = [factor for factor in operands[-2:] if factor.dim() > 1]
-    if not all(has_no_data(factor) and factor.layout is torch.strided for factor in factors):
+    if any(_has_data(factor) or factor.layout is not torch.strided for factor in factors):
         return None
     if not all(factor.numel() for factor in factors):
         return 0
@@ -118,7 +118,7 @@ def sums(x: torch.Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any) 
     that is added up in float32. The sums of blocks, where one takes several, are left out.
     Source: make_reduction, aten/src/ATen/native/ReduceOpsUtils.h.
     """
-    if not has_no_data(x):
+    if _has_data(x):
         return None
     result = torch.int64 if dtype is None and x.dtype in SHORT_INTEGERS else dtype or x.dtype
     is_cast = result is not x.dtype and not (x.dtype in _HALF and result is torch.float32)
@@ -129,7 +129,7 @@ def sums(x: torch.Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any) 
 @builtin_workspace(ops("all", "any"), always, is_steady=True, of_cuda=True)
 def truths(x: torch.Tensor, *_: Any, **__: Any) -> int | None:
     """Nothing; the CPU casts to booleans first."""
-    return 0 if has_no_data(x) else None
+    return None if _has_data(x) else 0
 
 
 @builtin_workspace(ops("count_nonzero"), always, is_steady=True, of_cuda=True)
@@ -138,7 +138,7 @@ def counts(x: torch.Tensor, *_: Any, **__: Any) -> int | None:
 
     Source: count_nonzero_cuda, aten/src/ATen/native/TensorAdvancedIndexing.cpp.
     """
-    if not has_no_data(x):
+    if _has_data(x):
         return None
     return (8 if x.dtype is torch.bool else 9) * x.numel()
 
@@ -151,7 +151,7 @@ def softmax_backward(grad: torch.Tensor, out: torch.Tensor, *_: Any, **__: Any) 
     Source: softmax_backward_cuda_out and host_softmax_backward,
     aten/src/ATen/native/cuda/SoftMax.cu.
     """
-    if not has_no_data(grad):
+    if _has_data(grad):
         return None
     return grad.numel() * grad.element_size() + _copied(out)
 
@@ -166,13 +166,18 @@ def layer_norm(*args: Any, **_: Any) -> int | None:
     aten/src/ATen/native/cuda/layer_norm_kernel.cu.
     """
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    return sum(map(_copied, tensors)) if has_no_data(args[0]) else None
+    return None if _has_data(args[0]) else sum(map(_copied, tensors))
 
 
 @builtin_workspace(ops("native_dropout_backward"), always, is_steady=True, of_cuda=True)
 def dropout_backward(grad: torch.Tensor, *_: Any, **__: Any) -> int | None:
     """Nothing. Source: native_dropout_backward_cuda, aten/src/ATen/native/cuda/Dropout.cu."""
-    return 0 if has_no_data(grad) else None
+    return None if _has_data(grad) else 0
+
+
+def _has_data(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor of a real device, whose allocator reports; others may be wrapped."""
+    return type(tensor) in _PLAIN and not tensor.is_meta
 
 
 def _copied(tensor: torch.Tensor) -> int:

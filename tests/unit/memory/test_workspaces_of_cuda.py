@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.testing._internal.two_tensor import TwoTensor
 
 from dispatch_flops import FlopCounterMode
 from dispatch_flops.operators import workspaces
@@ -188,6 +189,15 @@ def test_fake_tensors_for_cuda_have_exact_peaks(dtype: torch.dtype) -> None:
     memory = counter.profile.memory
     assert memory is not None and not memory.is_lower_bound
     assert memory.peak_bytes == (7 * 5 + 5 * 3 + 7 * 3) * dtype.itemsize
+
+
+def test_wrapped_tensors_without_data_have_the_workspaces_of_cuda() -> None:
+    """As results of collectives that plans over a mesh multiply."""
+    with FakeTensorMode():
+        wrapped = TwoTensor(*(torch.ones(7, 5, dtype=torch.bfloat16) for _ in range(2)))
+        assert formula(aten.mm.default, wrapped, torch.ones(5, 3, dtype=torch.bfloat16)) == 0
+        assert formula(aten.mean.dim, wrapped, [0]) == 0
+    assert formula(aten.mm.default, torch.ones(7, 5), torch.ones(5, 3)) is None
 
 
 def peak_of_softmax(target: Any, device: str) -> int:
