@@ -214,25 +214,17 @@ def _cuda_efficient(call: _Call) -> Tensor:
         if mask.shape[-1] % _EFFICIENT_MASK:
             mask = _padded(mask, _EFFICIENT_MASK)[..., :keys]
         mask = mask.expand(batch, heads, queries, keys)
-    out: Tensor = aten._scaled_dot_product_efficient_attention(
-        *call.operands(),
-        mask,
-        call.needs_grad(),
-        call.dropout_p,
-        call.is_causal,
-        scale=call.scale,
-    )[0]
-    return out
+    return _with_mask(aten._scaled_dot_product_efficient_attention, call, mask)
 
 
 def _cuda_cudnn(call: _Call) -> Tensor:
-    out: Tensor = aten._scaled_dot_product_cudnn_attention(
-        *call.operands(),
-        call.additive_mask(),
-        call.needs_grad(),
-        call.dropout_p,
-        call.is_causal,
-        scale=call.scale,
+    return _with_mask(aten._scaled_dot_product_cudnn_attention, call, call.additive_mask())
+
+
+def _with_mask(kernel: Callable[..., Any], call: _Call, mask: Tensor | None) -> Tensor:
+    needs_grad, scale = call.needs_grad(), call.scale
+    out: Tensor = kernel(
+        *call.operands(), mask, needs_grad, call.dropout_p, call.is_causal, scale=scale
     )[0]
     return out
 

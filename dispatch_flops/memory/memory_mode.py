@@ -381,8 +381,8 @@ class MemoryMode(CountingMode):
     def _workspace_before(self, operator: _Operator, args: Any, kwargs: Any) -> int | None:
         """Return what the kernel of a call will allocate for itself; None if that is not known.
 
-        Then the allocator is asked, where it reports: from the first such call on. Formulas are of
-        the CPU's kernels.
+        Then the allocator is asked, where it reports: from the first such call on. On CUDA it goes
+        before the formulas.
         """
         size: int | None = None
         rule = operator.workspace

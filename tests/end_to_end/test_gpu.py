@@ -92,7 +92,7 @@ def test_counter_with_latency_times_by_events_on_the_device() -> None:
     assert profile.run.device == "cuda"
     assert profile.timing.method is not None and "events on the device" in profile.timing.method
     for op in profile.op_totals():  # some of the free ones give the device nothing to do
-        assert op.latency_s is not None or op.kind == "free"
+        assert op.kind == "free" if op.latency_s is None else op.latency_s >= 0
     for node in profile.root.walk():
         own = sum(op.latency_s or 0.0 for op in node.ops if op.phase == "forward")
         below = sum(child.latency_s or 0.0 for child in node.children)

@@ -52,13 +52,16 @@ def test_other_steps_are_exact(device: str, target: Any, options: dict[str, Any]
 
 
 def test_step_over_one_parameter_is_exact() -> None:
-    layer = nn.Linear(WIDTH, WIDTH, bias=False, device="meta")
-    optimizer = torch.optim.AdamW(layer.parameters())
-    with FlopCounterMode(layer, display=False, memory=True, target="cuda") as counter:
-        layer(torch.ones(1, WIDTH, device="meta")).sum().backward()
+    assert decomposed_by_step(nn.Linear(WIDTH, WIDTH, bias=False, device="meta")) == ()
+
+
+def decomposed_by_step(model: nn.Module) -> tuple[str, ...]:
+    optimizer = torch.optim.AdamW(model.parameters())
+    with FlopCounterMode(model, display=False, memory=True, target="cuda") as counter:
+        model(torch.ones(1, WIDTH, device="meta")).sum().backward()
         optimizer.step()
     assert counter.profile.memory is not None
-    assert counter.profile.memory.decomposed == ()
+    return counter.profile.memory.decomposed
 
 
 def test_plan_of_a_step_on_cuda_takes_all_tensors_at_once() -> None:
@@ -106,10 +109,4 @@ def test_parameters_of_an_own_class_are_taken_one_at_a_time_as_on_cuda() -> None
 
 
 def test_step_over_parameters_of_an_own_class_is_exact() -> None:
-    model = model_of_own_parameters()
-    optimizer = torch.optim.AdamW(model.parameters())
-    with FlopCounterMode(model, display=False, memory=True, target="cuda") as counter:
-        model(torch.ones(1, WIDTH, device="meta")).sum().backward()
-        optimizer.step()
-    assert counter.profile.memory is not None
-    assert counter.profile.memory.decomposed == ()
+    assert decomposed_by_step(model_of_own_parameters()) == ()
