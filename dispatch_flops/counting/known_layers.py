@@ -239,7 +239,11 @@ class KnownLayers(KnownRuns):
             if is_of_signal_handler(error):
                 raise
             return None
-        if call.is_dispatched:
+        if call.is_dispatched or (
+            self.memory is not None
+            and call.memory is not None
+            and not self.memory.can_repeat_layer(call.memory)
+        ):
             return None
         if call.costs:
             for tensor in tensors:

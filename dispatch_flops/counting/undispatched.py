@@ -54,6 +54,9 @@ class UndispatchedMemory(Protocol):
     def of_layer(self, before: Any, costs: Costs, output: Any) -> Any:
         """Return what ``repeat_layer`` is given of that call; None if each is to be dispatched."""
 
+    def can_repeat_layer(self, noted: Any) -> bool:
+        """Return False if a layer's call is to be dispatched that is like the one of ``noted``."""
+
     def repeat_layer(
         self, noted: Any, module_phase: ModulePhase, tensors: Sequence[Any], output: Any
     ) -> None:

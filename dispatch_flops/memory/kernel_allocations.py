@@ -27,9 +27,13 @@ class KernelAllocations(threading.local):
 
     workspace: the most bytes that were allocated at once while the kernel ran, over what was
     allocated when it returned; None where the allocator was not asked.
+    number: of workspaces that the thread's kernels had so far; latest: the last of these, with
+    which the peak was compared.
     """
 
     workspace: int | None = None
+    number = 0
+    latest: int | None = None
 
     def reported(self, func: Any, call: Callable[..., Any], rule: WorkspaceRule) -> Any:
         """Return ``call``, which notes the workspace of each call that the rule may not know.
@@ -73,6 +77,11 @@ class KernelAllocations(threading.local):
             return out
 
         return run
+
+    def note(self, size: int | None) -> None:
+        """Note that the kernel had a workspace of so many bytes; None if that is not known."""
+        self.number += 1
+        self.latest = size
 
     def take(self) -> int | None:
         """Return the workspace, and forget it."""

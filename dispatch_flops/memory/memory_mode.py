@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -84,6 +85,18 @@ class _Operator:
         self.may_differ = self.may_reuse or may_replace(func)
 
 
+@dataclass(frozen=True, slots=True)
+class _LayerMemory:
+    """The operator that made a layer's output, or changed its input, and nothing else.
+
+    workspace: bytes. settings: by which its kernel was chosen; None for one without a workspace.
+    """
+
+    operator: _Operator
+    workspace: int = 0
+    settings: tuple[Any, ...] | None = None
+
+
 class MemoryMode(CountingMode):
     """Counting mode that follows the storages of every operator in ``memory``."""
 
@@ -108,7 +121,6 @@ class MemoryMode(CountingMode):
         self._operators: dict[int, _Operator] = {}
         self._peak = ModulePeak(memory.device, _NOWHERE)  # of the last operator's module and device
         self._phase: Phase = "forward"
-        self._workspaces = 0  # of all kernels so far
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         timer = self._timer
@@ -296,39 +308,56 @@ class MemoryMode(CountingMode):
     # -- calls of layers, and steps, that run without the mode; see ``UndispatchedMemory`` ---------
 
     def before_layer(self) -> tuple[int, int]:
-        """Return the number of allocations and of workspaces so far."""
-        return self._blocks.allocations, self._workspaces
+        """Return the number of allocations, and of this thread's workspaces, so far."""
+        return self._blocks.allocations, self._kernel.number
 
-    def of_layer(self, before: tuple[int, int], costs: Costs, output: Any) -> _Operator | None:
-        """Return the operator that allocated the output; None if anything else was allocated."""
+    def of_layer(self, before: tuple[int, int], costs: Costs, output: Any) -> _LayerMemory | None:
+        """Return what one operator allocated; None if there was more than that, or it may vary."""
         storages = storages_in(output)  # a sparse tensor has several, that of oneDNN none
-        born = before[0] + 1
-        if len(storages) != 1 or self.before_layer() != (born, before[1]):
-            return None
-        block = self._live.get(id(storages[0][0]))
-        if block is None or block.born != born:
+        born, workspaces = (
+            now - then for now, then in zip(self.before_layer(), before, strict=True)
+        )
+        block = self._live.get(id(storages[0][0])) if len(storages) == 1 else None
+        if block is None or max(born, workspaces) > 1 or (born and block.born != before[0] + 1):
             return None
         names = {cost.op for cost, _ in costs}
         operators = list(self._operators.values())  # other threads may add some meanwhile
-        found = [known for known in operators if known.allocates and str(known.func) in names]
-        return found[0] if len(found) == 1 else None
+        changes = attrgetter("allocates" if born else "is_in_place")
+        # One that takes no tensor makes an empty one, as batch norm's does.
+        found = [known for known in operators if changes(known) and known.takes != "none"]
+        found = [known for known in found if str(known.func) in names]
+        if len(found) != 1:
+            return None
+        if not workspaces:
+            return _LayerMemory(found[0])
+        size = self._kernel.latest
+        if size is None or not found[0].workspace.is_steady or _torch.tries_kernels():
+            return None
+        return _LayerMemory(found[0], size, _torch.kernel_settings())
+
+    def can_repeat_layer(self, noted: _LayerMemory) -> bool:
+        """Return True if the kernel has the workspace that it had."""
+        return noted.settings is None or (
+            noted.settings == _torch.kernel_settings() and not _torch.tries_kernels()
+        )
 
     def repeat_layer(
         self,
-        noted: _Operator,
+        noted: _LayerMemory,
         module_phase: ModulePhase,
         tensors: Sequence[Any],
         output: torch.Tensor,
     ) -> None:
-        """Note that the operator has run once more, and allocated this output."""
+        """Note that the operator has run once more, and returned this output."""
         if self._phase == "forward":
             self._meet_unknown(tensors)
         if module_phase is not self._peak.made_in:
             self._moved_to(module_phase, tensors)
         peak = self._allocating_on(output.device)
         self._blocks.allocated(output.untyped_storage(), peak)
-        if peak.device.now > peak.threshold:
-            peak.note(peak.device.now, noted.func, self._blocks.allocations)
+        now = peak.device.now + noted.workspace
+        if now > peak.threshold:
+            peak.note(now, noted.operator.func, self._blocks.allocations)
 
     def before_step(self) -> tuple[tuple[int, int], dict[torch.device, int]]:
         """Return what ``before_layer`` does, and the bytes on each device."""
@@ -340,7 +369,7 @@ class MemoryMode(CountingMode):
         (allocations, workspaces), now = before
         blocks = list(self._live.values())  # other threads may add some meanwhile
         is_left = any(block.born > allocations for block in blocks)
-        return None if is_left or self._workspaces != workspaces else now
+        return None if is_left or self._kernel.number != workspaces else now
 
     def repeat_step(self, noted: dict[torch.device, int], module_phase: ModulePhase) -> bool:
         """Begin a step that cannot reach a higher peak than the one that is noted did.
@@ -394,8 +423,9 @@ class MemoryMode(CountingMode):
                     raise
                 size = None
         if size:
-            self._workspaces += 1
-            return self._blocks.rounded_up(size)
+            size = self._blocks.rounded_up(size)
+            self._kernel.note(size)
+            return size
         if size is None and not operator.is_reported:
             operator.is_reported = True
             self._plans.pop(id(operator.func), None)  # to be adapted again
@@ -405,8 +435,6 @@ class MemoryMode(CountingMode):
         """Return the bytes that the kernel allocated for itself while it ran."""
         rule = operator.workspace
         size = reported = self._kernel.take()
-        if size != 0 or not rule.is_steady:
-            self._workspaces += 1
         if rule.reads_result:
             try:
                 size = rule.after_call(operator.func, args, kwargs, out)
@@ -416,11 +444,12 @@ class MemoryMode(CountingMode):
                 self._memory.workspace_failed(operator.func, error)
                 size = None
             size = reported if size is None else size
-        if size is None:
-            if not self._is_decomposed(operator):
-                self._memory.unseen.add(str(operator.func))
-            return 0
-        return self._blocks.rounded_up(size)
+        rounded = None if size is None else self._blocks.rounded_up(size)
+        if rounded != 0 or not rule.is_steady:
+            self._kernel.note(rounded)
+        if rounded is None and not self._is_decomposed(operator):
+            self._memory.unseen.add(str(operator.func))
+        return rounded or 0
 
     def _is_decomposed(self, operator: _Operator) -> bool:
         """Return True for a composite operator whose parts are followed in its place."""

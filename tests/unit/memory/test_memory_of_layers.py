@@ -163,28 +163,108 @@ PROGRAMS = {
         keep_results, replace_a_weight, fail,
     )
 }  # fmt: skip
+PLACES = pytest.mark.parametrize(("device", "rounding"), [("cpu", 1), ("cpu", 512), ("meta", 1)])
 
 
-@pytest.mark.parametrize(("device", "rounding"), [("cpu", 1), ("cpu", 512), ("meta", 1)])
+@PLACES
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_memory_of_calls_that_are_alike_is_that_of_dispatched_ones(
     name: str, device: str, rounding: int, passed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (name, device) == ("fail", "meta"):
         pytest.skip("on meta, any index will do")
+    check_repeated_layers(Net, PROGRAMS[name], device, rounding, passed, monkeypatch)
+
+
+class ConvNet(nn.Module):
+    """Layers that work in place or whose kernels have workspaces, each with two more like it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential()
+        for _ in range(3):
+            self.layers.append(nn.Conv2d(6, 6, 3, padding=1, groups=2))
+            self.layers.append(nn.BatchNorm2d(6))
+            self.layers.append(nn.ReLU(inplace=True))
+        self.eval()
+        self.means = [torch.ones(6)]  # no buffer as yet
+        self.replacing_calls: tuple[int, ...] = ()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls in self.replacing_calls:
+            self.layers[7].running_mean = self.means[0]
+        out: Tensor = self.layers(x) * 2.0
+        return out
+
+
+def infer_from_images(model: nn.Module) -> None:
+    with torch.no_grad():
+        model(ones_like(model, 2, 6, 7, 5))
+
+
+def train_on_images(model: nn.Module) -> None:
+    model(ones_like(model, 2, 6, 7, 5)).sum().backward()
+
+
+def replace_a_buffer(model: Any) -> None:
+    model.replacing_calls = (3,)
+    infer_from_images(model)
+
+
+def keep_images(model: Any) -> None:
+    with torch.no_grad():
+        model.kept = [*getattr(model, "kept", ()), model(ones_like(model, 2, 6, 7, 5))]
+
+
+def infer_with_other_kernels(model: nn.Module) -> None:
+    infer_from_images(model)
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+        infer_from_images(model)
+
+
+ON_IMAGES = {
+    program.__name__: program
+    for program in (
+        infer_from_images, train_on_images, replace_a_buffer, keep_images, infer_with_other_kernels,
+    )
+}  # fmt: skip
+
+
+@PLACES
+@pytest.mark.parametrize("name", ON_IMAGES)
+def test_workspaces_of_calls_that_are_alike_are_those_of_dispatched_ones(
+    name: str, device: str, rounding: int, passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = check_repeated_layers(ConvNet, ON_IMAGES[name], device, rounding, passed, monkeypatch)
+    known = (3, 4, 5, 6, 7, 8) if device == "cpu" else (5, 8)  # on meta, some workspaces are not
+    assert found >= {f"layers.{number}" for number in known}
+
+
+def check_repeated_layers(
+    make: Callable[[], nn.Module],
+    program: Program,
+    device: str,
+    rounding: int,
+    passed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> set[str]:
+    """Check that a profile does not tell which layers were dispatched; return the others."""
 
     def run() -> Any:
         with torch.device(device):
-            model = Net()
-        return facts(followed(model, PROGRAMS[name], 3, memory_rounding=rounding))
+            model = make()
+        return facts(followed(model, program, 3, memory_rounding=rounding))
 
     found = run()
-    assert passed
+    fqns = {*passed}
     passed.clear()
     for cls in list(LAYERS):
         monkeypatch.delitem(LAYERS, cls)
     assert found == run()
-    assert not passed
+    assert fqns and not passed
+    return fqns
 
 
 def test_output_of_a_layer_that_ran_without_the_mode_is_an_activation_of_its_own(
@@ -223,8 +303,6 @@ def test_layer_whose_result_is_viewed_without_a_view_is_not_dispatched_each_time
 NOT_REPEATED: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "results besides its output": (lambda: nn.LayerNorm(5), torch.ones(3, 5)),
     "a copy of its input": (lambda: nn.Linear(5, 7), torch.ones(5, 3, 2).permute(2, 1, 0)),
-    "a result in place": (lambda: nn.ReLU(inplace=True), torch.ones(3, 5)),
-    "a workspace": (lambda: nn.Conv2d(3, 4, 3, groups=1), torch.ones(2, 3, 7, 7)),
     "an empty output": (lambda: nn.Linear(5, 7), torch.ones(0, 5)),
     "an output of several storages": (lambda: nn.ReLU(), torch.eye(5).to_sparse()),
     "an output without a storage": (lambda: nn.ReLU(), torch.ones(3, 5).to_mkldnn()),
@@ -272,14 +350,34 @@ def test_input_that_no_operator_made_is_met_by_a_layer_that_runs_without_the_mod
 
 
 @pytest.mark.parametrize("size", [1000, 0])
-def test_layer_is_dispatched_each_time_where_its_kernel_has_a_workspace(
+def test_layer_that_ran_without_the_mode_has_the_workspace_of_the_call_that_it_is_like(
     size: int, passed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workspaces, "_WORKSPACES", {})
     builtin_workspace(["aten::gelu"])(lambda *_, **__: size)
-    model = nn.Sequential(nn.GELU(), nn.Identity())
-    followed(model, lambda model: model(torch.ones(3, 5)), 4)
-    assert passed == ([] if size else ["0", "0"])
+    kept: list[Tensor] = []
+    x = torch.ones(3, 5)
+
+    def program(model: nn.Module) -> None:
+        kept.append(model(x))
+
+    profile = followed(nn.Sequential(nn.GELU(), nn.Identity()), program, 4)
+    assert passed == ["0", "0"]
+    assert profile.memory is not None
+    assert profile.memory.peak_bytes == (1 + 4) * 3 * 5 * F32 + size
+
+
+def test_layer_is_dispatched_where_another_kernel_may_run_it(passed: list[str]) -> None:
+    model = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1, groups=2), nn.Identity())
+    seen: list[int] = []
+
+    def program(model: nn.Module) -> None:
+        with torch.no_grad(), torch.backends.mkldnn.flags(enabled=len(seen) != 3, allow_tf32=None):
+            model(torch.ones(2, 6, 7, 5))
+        seen.append(len(passed))
+
+    followed(model, program, 5)
+    assert seen == [0, 0, 1, 1, 2]
 
 
 def test_layer_whose_kernel_was_reported_to_take_nothing_is_not_dispatched_again(
