@@ -749,6 +749,10 @@ def released_on_cuda(device: torch.device) -> int:
 _fp32_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 
 
+# Public: ``torch.backends.cudnn.enabled``, which takes longer to read.
+is_cudnn_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
+
+
 def kernel_settings() -> tuple[Any, ...]:
     """Return the settings by which kernels of convolutions and layers are chosen.
 
@@ -762,7 +766,7 @@ def kernel_settings() -> tuple[Any, ...]:
         torch._C._get_mkldnn_deterministic(),
         torch._C._get_nnpack_enabled(),
         torch._C._get_deterministic_algorithms(),
-        torch._C._get_cudnn_enabled(),
+        is_cudnn_enabled(),
         torch._C._get_cudnn_deterministic(),
         _fp32_precision("mkldnn", "conv"),
         _fp32_precision("mkldnn", "rnn"),

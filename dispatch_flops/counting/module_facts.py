@@ -41,6 +41,9 @@ _DESCRIBED_BY: dict[Callable[[Any], str], Callable[[Any], Any]] = {
         "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation",
         "output_padding", "groups", "padding_mode",
     ),
+    nn.BatchNorm2d.extra_repr: itemgetter(
+        "num_features", "eps", "momentum", "affine", "track_running_stats"
+    ),
 }  # fmt: skip
 
 

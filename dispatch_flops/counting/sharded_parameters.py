@@ -40,8 +40,13 @@ def flat_parameters(modules: Iterable[nn.Module]) -> FlatParameters:
     """Return the flat parameters of these modules; none unless the program uses FSDP1."""
     if not sys.modules.keys() & set(_torch.FSDP1):
         return FlatParameters()
+    # Every program that trains has imported FSDP1, by way of torch._dynamo.
+    name = _torch.FLAT_PARAMETER
+    holding = [m for m in modules if "_handle" in m.__dict__ or name in m._parameters]
+    if not holding:
+        return FlatParameters()
     found: defaultdict[int, list[ParameterFacts]] = defaultdict(list)
-    flats = {id(flat): flat for module in modules for flat in _flat(module)}
+    flats = {id(flat): flat for module in holding for flat in _flat(module)}
     for flat in flats.values():
         keys = {}
         for index, (info, shard) in enumerate(

@@ -28,7 +28,10 @@ class _Attributes(dict[str, Any]):
         return super().__getitem__(name)
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(2, 3), nn.LayerNorm(2), nn.Conv2d(2, 3, 5)], ids=str)
+LAYERS = nn.Linear(2, 3), nn.LayerNorm(2), nn.Conv2d(2, 3, 5), nn.BatchNorm2d(2)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_description_of_a_layer_reads_the_known_attributes(layer: nn.Module) -> None:
     extra_repr = type(layer).extra_repr
     attributes = _Attributes(layer)

@@ -80,6 +80,13 @@ PAIRS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "output_padding": (
         lambda: nn.Conv2d(2, 6, 3), lambda: _changed(nn.Conv2d(2, 6, 3), output_padding=(1, 1)),
     ),
+    "num_features": (lambda: nn.BatchNorm2d(2), lambda: nn.BatchNorm2d(3)),
+    "eps of a batch norm": (lambda: nn.BatchNorm2d(2), lambda: nn.BatchNorm2d(2, eps=1e-3)),
+    "momentum": (lambda: nn.BatchNorm2d(2), lambda: nn.BatchNorm2d(2, momentum=None)),
+    "affine batch norm": (lambda: nn.BatchNorm2d(2), lambda: nn.BatchNorm2d(2, affine=False)),
+    "track_running_stats": (
+        lambda: nn.BatchNorm2d(2), lambda: nn.BatchNorm2d(2, track_running_stats=False),
+    ),
 }  # fmt: skip
 
 
