@@ -25,7 +25,11 @@ from dispatch_flops.counting.communication_causes import is_in_pipeline_setup
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.node_owners import ACCUMULATES, NodeOwners
-from dispatch_flops.counting.python_frames import is_mode_of_package, named_part_of_torch
+from dispatch_flops.counting.python_frames import (
+    is_in_custom_function,
+    is_mode_of_package,
+    named_part_of_torch,
+)
 from dispatch_flops.counting.thread_state import (
     AFTER_BACKWARD,
     NO_TASK,
@@ -89,7 +93,8 @@ class OperatorLocator:
             part = named_part_of_torch()
             if part is not None:
                 return thread.module_phase(*part)
-            if not _is_grad_enabled() or self._are_gradients(thread, args):
+            computes_loss = _is_grad_enabled() or is_in_custom_function()
+            if not computes_loss or self._are_gradients(thread, args):
                 return thread.module_phase(AFTER_BACKWARD, "optimizer")
         return thread.module_phase(OUTSIDE, "forward")
 

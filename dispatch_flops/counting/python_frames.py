@@ -111,6 +111,16 @@ def _module_calls() -> Iterator[Mapping[str, Any]]:
         frame = frame.f_back
 
 
+def is_in_custom_function() -> bool:
+    """Return True if a custom ``torch.autograd.Function`` runs the operator, without gradients."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _torch.FUNCTION_CALL_CODE:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def first_ended(calls: Iterable[torch.nn.Module], entering: torch.nn.Module | None) -> int | None:
     """Return the position of the first of these calls that has ended; None if none has.
 

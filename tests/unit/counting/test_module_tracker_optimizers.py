@@ -369,6 +369,37 @@ def test_moving_average_after_backward_is_named(model: nn.Module) -> None:
     assert phases(profile, AFTER_BACKWARD) == {"optimizer"}
 
 
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        return grad @ b.T, a.T @ grad
+
+
+def test_custom_function_after_backward_is_forward_unless_it_reads_gradients(
+    model: nn.Module,
+) -> None:
+    """Another loss follows, then a product of the gradient of shape (5, 3) with itself."""
+    a, b = torch.ones(2, 7), torch.ones(7, 11, requires_grad=True)
+    weight = next(model.parameters())
+
+    def call() -> None:
+        train(model, rows(2, 3))
+        _Product.apply(a, b).sum().backward()  # type: ignore[no-untyped-call]
+        _Product.apply(weight.grad, weight.grad.T)  # type: ignore[no-untyped-call, union-attr]
+
+    profile = profile_of(call, model=model)
+    loss = 2 * 7 * 11
+    assert profile.outside.total("forward").macs == loss
+    assert profile.outside.total("backward").macs == 2 * loss
+    assert profile.node(AFTER_BACKWARD).total("optimizer").macs == 5 * 3 * 5
+
+
 def test_parameters_that_only_an_optimizer_uses_are_not_active() -> None:
     """Weight decay alone does not make a parameter active."""
     model = nn.ModuleDict({"used": plain(3, 5), "idle": plain(5, 7)})
