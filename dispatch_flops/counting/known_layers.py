@@ -69,11 +69,11 @@ class _Layer:
         self._of_torch = _functions_of_torch.get(name)  # which that one may call
         self.parameters, self.buffers, self.state = parameters, buffers, state
         self.required = required
-        self.methods = tuple([(name, getattr(cls, name)) for name in methods])
+        self.methods = {name: getattr(cls, name) for name in methods}
 
     def is_original(self) -> bool:
         """Return True if nothing replaced what a call runs before this module was imported."""
-        functions = (self.forward, self.function, *[method for _, method in self.methods])
+        functions = (self.forward, self.function, *self.methods.values())
         return all(map(_torch.is_of_torch, functions))
 
     def is_known(self, module: nn.Module) -> bool:
@@ -94,7 +94,7 @@ class _Layer:
         )
 
     def _is_method_replaced(self, own: Mapping[str, Any]) -> bool:
-        for name, method in self.methods:  # ``any`` takes three times as long
+        for name, method in self.methods.items():  # ``any`` takes three times as long
             if name in own or getattr(self.cls, name) is not method:
                 return True
         return False
