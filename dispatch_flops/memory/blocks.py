@@ -13,21 +13,20 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase, last_recorded_in
+from dispatch_flops.memory.kept_activations import KeptActivations
 from dispatch_flops.memory.storages import Storage, dense_parts_of
 from dispatch_flops.memory.timeline import Timeline
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.memory import Role
 
 _graph_task = _torch.graph_task_id
-_STEPS = 64  # steps after which those that kept most are looked for, and others dropped
 
 
 class Block(weakref.ref[Storage]):
@@ -36,7 +35,8 @@ class Block(weakref.ref[Storage]):
     key: identity of the storage, also after its release.
     peak: of the device, and of the module and phase that allocated it.
     role: what it is for, where that is known before its release; else None.
-    born: number of the allocation, in order; 0 if it was there before. step: the training step.
+    born: number of the allocation, in order; 0 if it was there before. step: see
+    ``KeptActivations.now``.
     """
 
     __slots__ = ("born", "key", "peak", "role", "size", "step")
@@ -189,22 +189,20 @@ class Blocks:
 
     rounding: bytes that each block is rounded up to a multiple of.
     threads: the tracker's state of each thread. on_release: the callback of each block.
-    has_timeline: each device has a timeline.
+    has_timeline: each device has a timeline. kept: the activations of each module.
     """
 
     def __init__(self, rounding: int, *, has_timeline: bool = False) -> None:
         self.live: dict[int, Block] = {}
         self.devices: dict[torch.device, DeviceBlocks] = {}
         self.allocations = 0
-        self.step = self._training_step = 0  # other steps have negative numbers
-        self._steps_apart = 0
+        self.kept = KeptActivations()
         self.born_in_calls = 0  # allocations when the outermost module call last ended
         self.born_in_backward = 0  # the same of the backward pass
         self.rounding = rounding
         self.threads = threading.local()
         self.on_release = self._released  # made once: looking it up creates a bound method
         self._has_timeline = has_timeline
-        self._activations: defaultdict[tuple[int, str], int] = defaultdict(int)
 
     def on(self, device: torch.device) -> DeviceBlocks:
         """Return the memory of a device."""
@@ -260,7 +258,7 @@ class Blocks:
     def _new_block(self, storage: Storage, peak: ModulePeak, size: int) -> Block:
         block = Block(storage, self.on_release)
         block.key, block.size, block.peak = id(storage), size, peak
-        block.role, block.born, block.step = None, 0, self.step
+        block.role, block.born, block.step = None, 0, self.kept.now
         return block
 
     def resized(self, storage: Storage, peak: ModulePeak, operator: Any) -> None:
@@ -309,11 +307,11 @@ class Blocks:
 
         alive: what ``alive`` yields.
         """
-        by_step = self._activations.copy()
-        for block, role in alive:
-            if role == "activations" and block.made_in is not None:
-                by_step[block.step, block.made_in.fqn] += block.size
-        return by_step
+        return self.kept.by_step(
+            (block.step, block.made_in.fqn, block.size)
+            for block, role in alive
+            if role == "activations" and block.made_in is not None
+        )
 
     def size_of(self, storage: Storage) -> int:
         """Return the bytes of a storage, rounded up; 0 where they are a symbol."""
@@ -369,7 +367,8 @@ class Blocks:
             if block.born <= highest.born and highest.releases < number:  # not noted since
                 highest.released.append((block, role))
         if role == "activations" and made_in is not None:
-            self._activations[block.step, made_in.fqn] += block.size
+            is_forward = self._phase_now() == "forward"
+            self.kept.add(block.step, made_in.fqn, block.size, is_forward=is_forward)
 
     def _role_of(self, block: Block, *, is_over: bool) -> Role:
         """Return what a block was for, at its release or, if it is not over, until now.
@@ -381,7 +380,7 @@ class Blocks:
             return block.role or "inputs"
         phase = block.made_in.phase
         if phase == "forward":
-            is_of_earlier = 0 <= block.step < self._training_step
+            is_of_earlier = self.kept.is_of_earlier_step(block.step)
             outlives_phase = is_of_earlier or self._phase_now() != "forward"
             is_kept = not is_over or outlives_phase or block.born <= self.born_in_calls
             return "activations" if is_kept else "temporaries"
@@ -399,47 +398,12 @@ class Blocks:
         for device in tuple(self.devices.values()):
             device.note_event(self.allocations)
 
-    def begin_step_apart(self) -> None:
-        """Note that an outermost module call begins that keeps nothing for a backward pass."""
-        self._steps_apart += 1
-        self.step = -self._steps_apart
-        self._drop_lower_steps(self._steps_apart)
-
     def end_of_calls(self) -> None:
         """Note that an outermost module call ended."""
         self.born_in_calls = self.allocations
-        self.step = self._training_step
+        self.kept.end_of_calls()
         self.note_event()
 
     def end_of_backward(self) -> None:
         """Note that a backward pass ended."""
         self.born_in_backward = self.allocations
-
-    def next_step(self) -> None:
-        """Note that a backward pass or an optimizer step is followed by another forward."""
-        self._training_step += 1
-        if self.step >= 0:
-            self.step = self._training_step
-        self._drop_lower_steps(self._training_step)
-
-    def _drop_lower_steps(self, count: int) -> None:
-        """Forget, now and then, steps that are over and in which no module kept most."""
-        if count % _STEPS == 0:
-            # Results of the last ones may be held until those of the next replace them.
-            last = self._training_step - 1, self._training_step, 1 - self._steps_apart
-            kept = {*_highest_steps(self._activations.copy()), *last}
-            for step, fqn in list(self._activations):
-                if step not in kept:
-                    del self._activations[step, fqn]
-
-
-def _highest_steps(activations: Mapping[tuple[int, str], int]) -> Iterator[int]:
-    """Yield, for each module, the step in which it and the modules below kept most."""
-    sums: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for (step, fqn), count in activations.items():
-        while fqn:
-            sums[fqn][step] += count
-            fqn = fqn.rpartition(".")[0]
-        sums[""][step] += count
-    for by_step in sums.values():
-        yield max(by_step, key=by_step.__getitem__)

@@ -200,7 +200,7 @@ class MemoryMode(CountingMode):
                             block.peak = peak
                             block.role = None
                             blocks = self._blocks
-                            block.step = blocks.step
+                            block.step = blocks.kept.now
                             blocks.allocations = block.born = blocks.allocations + 1
                             live[key] = block  # an interrupt leaves no part of one
                             peak.device.now += nbytes

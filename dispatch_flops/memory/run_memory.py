@@ -240,7 +240,7 @@ class Memory:
     def enter(self, thread: ThreadState, stamp: Any) -> None:
         """Note what an optimizer holds before its step, and a cache that a module is given.
 
-        Also note where an outermost module call begins that keeps nothing for a backward pass.
+        Also note where an outermost module call begins, and whether it keeps anything.
         """
         call = thread.stack[-1]
         if call.named is None:
@@ -250,9 +250,12 @@ class Memory:
             return
         if call.owner.__class__ not in self._ordinary and takes_cache(call.owner):
             self._note_cache(thread, call)
-        is_apart = not torch.is_grad_enabled() and _is_outermost(thread, call)
-        if is_apart and not is_checkpointing():  # what is checkpointed will be run with gradients
-            self.blocks.begin_step_apart()
+        if _is_outermost(thread, call):
+            # What is checkpointed will be run with gradients.
+            if torch.is_grad_enabled() or is_checkpointing():
+                self.blocks.kept.begin_call()
+            else:
+                self.blocks.kept.begin_step_apart()
 
     def leaving(self) -> None:
         """Do nothing: memory needs no stamp."""
@@ -371,4 +374,4 @@ class Memory:
             self._note_gradients()
         if after == "forward":
             self._is_first_call = False
-            self.blocks.next_step()
+            self.blocks.kept.next_step()

@@ -209,9 +209,9 @@ class HeldBytes:
     """Bytes that a module holds, by role.
 
     activations: made in forward or recomputation and kept for later, of all calls of one step
-        together. Those of the step that kept most are counted. A call of a model without gradients
-        is a step of its own. Checkpointed modules hold what they recompute one after the other:
-        together these may be more than the peak.
+        together, except those whose results were let go of before. Those of the step that kept most
+        are counted. A call of a model without gradients is a step of its own. Checkpointed modules
+        hold what they recompute one after the other: together these may be more than the peak.
     kv_cache: keys and values that the module made, in the ``past_key_values`` that a model was
         called with, without gradients; those that were there before are of that model. The largest
         cache of each model is counted.

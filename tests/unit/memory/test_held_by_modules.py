@@ -390,6 +390,65 @@ def test_calls_without_gradients_between_others_are_steps_of_their_own() -> None
     assert activations_of(model, run) == [(3 + 5) * WIDTH * F32] * 2
 
 
+ROUNDS = 1, 2, 3, 200
+
+
+@pytest.mark.parametrize("calls", ROUNDS)
+def test_calls_whose_results_are_dropped_do_not_hold_them_together(calls: int) -> None:
+    model = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+
+    def run() -> None:
+        for rows in range(1, calls + 1):
+            model(torch.ones(rows, WIDTH, requires_grad=True))
+
+    assert activations_of(model, run) == [calls * WIDTH * F32] * 2
+
+
+@pytest.mark.parametrize("calls", ROUNDS)
+@pytest.mark.parametrize("first", [0, 500])
+def test_result_that_the_next_one_replaces_is_held_with_it(calls: int, first: int) -> None:
+    """Call number n has n rows; the result of a first call is kept to the end."""
+    model = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+
+    def run() -> None:
+        kept = model(torch.ones(first, WIDTH, requires_grad=True))  # noqa: F841
+        for rows in range(1, calls + 1):
+            y = model(torch.ones(rows, WIDTH, requires_grad=True))
+        del y
+
+    rows = first + calls + (calls - 1)
+    assert activations_of(model, run) == [rows * WIDTH * F32] * 2
+
+
+def test_results_that_are_dropped_together_are_held_together() -> None:
+    model = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+
+    def run() -> None:
+        for _ in range(4):
+            pair = [model(torch.ones(rows, WIDTH, requires_grad=True)) for rows in (3, 5)]
+            pair.clear()
+
+    assert activations_of(model, run) == [(3 + 5) * WIDTH * F32] * 2
+
+
+@pytest.mark.parametrize("dropped", [7, 11])
+def test_calls_before_one_backward_pass_are_held_together_after_a_call_that_is_dropped(
+    dropped: int,
+) -> None:
+    model = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+
+    def run() -> None:
+        for _ in range(2):
+            model(torch.ones(dropped, WIDTH, requires_grad=True))
+            first = model(torch.ones(3, WIDTH, requires_grad=True))
+            model(torch.ones(2, WIDTH, requires_grad=True))
+            second = model(torch.ones(5, WIDTH, requires_grad=True))
+            (first.sum() + second.sum()).backward()
+            del first, second
+
+    assert activations_of(model, run) == [max(dropped, 3 + 5) * WIDTH * F32] * 2
+
+
 def test_reentrant_checkpoints_of_layers_are_of_one_step() -> None:
     """Each layer keeps its result for the next one, and makes it again in backward."""
     model, x = nn.Sequential(nn.Tanh(), nn.Sigmoid()), torch.ones(ROWS, WIDTH, requires_grad=True)
