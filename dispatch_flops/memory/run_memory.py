@@ -60,8 +60,15 @@ def _takes_single_tensors(optimizer: Any) -> bool:
         and len(group["params"]) > 1
         and any(map(has_no_data, group["params"]))
         and _torch.are_taken_in_lists(group["params"])
+        and not _is_in_place(optimizer, group)
         for group in optimizer.param_groups
     )
+
+
+def _is_in_place(optimizer: Any, group: Any) -> bool:
+    """Return True if a step has no intermediate results, as SGD's with nothing but momentum."""
+    is_sgd = type(optimizer) is torch.optim.SGD
+    return is_sgd and not (group["weight_decay"] or group["maximize"] or group["nesterov"])
 
 
 class _MostBytes:

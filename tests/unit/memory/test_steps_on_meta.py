@@ -33,9 +33,36 @@ def memory_of_step(cls: Optimizer, device: str, target: Any, **options: Any) -> 
     return counter.profile.memory
 
 
-@pytest.mark.parametrize("cls", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
-def test_step_over_single_tensors_is_approximate_for_target_cuda(cls: Optimizer) -> None:
-    assert memory_of_step(cls, "meta", "cuda").decomposed == (f"{cls.__name__}.step",)
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (torch.optim.AdamW, {}),
+        (torch.optim.RMSprop, {}),
+        (torch.optim.SGD, {"weight_decay": 0.1}),
+        (torch.optim.SGD, {"maximize": True}),
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    ],
+)
+def test_step_over_single_tensors_is_approximate_for_target_cuda(
+    cls: Optimizer, options: dict[str, Any]
+) -> None:
+    found = memory_of_step(cls, "meta", "cuda", **options)
+    assert found.decomposed == (f"{cls.__name__}.step",)
+    in_lists = memory_of_step(cls, "meta", "cuda", foreach=True, **options)
+    assert found.peak_bytes != in_lists.peak_bytes
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}], ids=str)
+def test_step_that_works_in_place_takes_as_much_in_lists_of_tensors(
+    options: dict[str, Any],
+) -> None:
+    """Parameters, gradients and the momentum; the inputs, results and their gradients are gone."""
+    found = memory_of_step(torch.optim.SGD, "meta", "cuda", **options)
+    in_lists = memory_of_step(torch.optim.SGD, "meta", "cuda", foreach=True, **options)
+    assert found.decomposed == ()
+    held = (2 + len(options)) * LAYERS * LAYER
+    assert found.by_role("optimizer") == in_lists.by_role("optimizer")
+    assert sum(found.by_role("optimizer").values()) == held + WIDTH * 4  # and the input
 
 
 @pytest.mark.parametrize(
