@@ -286,7 +286,11 @@ class Kernels:
             # Removed with the others, also if an interrupt comes between torch's two notes of it.
             self._library._op_impls.add(noted)
         with _hidden_warning_of_replacement(op, key):
-            self._library.impl(op, kernel, key, with_keyset=True)
+            if key == "Meta":  # the library refuses, for a composite operator
+                library: Any = self._library.m
+                library.impl(op.name().partition("::")[2], key, kernel, True)
+            else:
+                self._library.impl(op, kernel, key, with_keyset=True)
         _own_kernels.update(self._library._op_impls)
 
     def remove(self) -> None:
@@ -2159,6 +2163,7 @@ def _completed_work_class() -> Any:
 #                             torch.nn.utils.clip_grad and torch.amp.grad_scaler as callers; the
 #                             frame that calls a step's hook; self, args and kwargs in frames of
 #                             MODULE_CALL_CODE
+# counting/meta_rms_norm      _local_tensor of a DTensor
 # counting/checkpoints        frames of torch.utils.checkpoint called unpack_hook (frame, gid) and
 #                             backward; the closure (frame) of _checkpoint_hook's pack_hook
 # counting/communication_causes  in frames of FSDP2: self.modules, self._training_state; of FSDP1:

@@ -20,6 +20,7 @@ from dispatch_flops.counting import (
     autograd_kernels,
     meta_attention,
     meta_dropout,
+    meta_rms_norm,
     meta_tensors,
 )
 from dispatch_flops.counting.communication import CommunicationRecorder
@@ -197,7 +198,9 @@ class CountingMode(EnteredMode):
     def start(self, undo: UndoStack) -> None:
         """Enter the mode in this thread until ``undo`` runs."""
         target = self.conventions.target
-        kernels = {**meta_attention.kernels(target), **meta_dropout.kernels(target)}
+        kernels: dict[OpOverload, Mapping[str, Callable[..., Any]]] = {}
+        for of in (meta_attention, meta_dropout, meta_rms_norm):
+            kernels |= of.kernels(target)
         autograd_kernels.start(self, self._own_rules, kernels, undo)
         undo.add(self.leave)
         self.enter()
@@ -282,6 +285,8 @@ class CountingMode(EnteredMode):
         plan.strategy = strategy_for(func, rule)
         if plan.strategy is decompose:
             plan.parts = self._parts_of(func)
+            if func is meta_rms_norm.FUSED and self.conventions.target == "cuda":
+                plan.strategy = meta_rms_norm.normalize
         if rule is None:
             plan.fixed = KnownCall(cost=CallCost(plan.name, "unknown"))
         elif rule.kind == "free" and (func.is_view or not rule.moves):

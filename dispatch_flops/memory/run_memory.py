@@ -290,16 +290,13 @@ class Memory:
         owner = call.owner
         has_cache, is_fsdp2 = takes_cache(owner), _is_fsdp2(owner)
         is_recurrent = isinstance(owner, nn.RNNBase)
-        is_of_cuda = self._is_on_cuda and isinstance(owner, nn.RMSNorm)
         if has_cache:
             self._note_cache(thread, call)
         if is_fsdp2:
             self._note_unsharded(owner)
         if is_recurrent:
             self._note_recurrent(owner)
-        if is_of_cuda:
-            self._note_root_mean_square(owner)
-        if not (has_cache or is_fsdp2 or is_recurrent or is_of_cuda):
+        if not (has_cache or is_fsdp2 or is_recurrent):
             self._ordinary.add(owner.__class__)
 
     def _note_cache(self, thread: ThreadState, call: OpenCall) -> None:
@@ -344,11 +341,6 @@ class Memory:
                     block = self.blocks.live.get(id(storage))
                     if block is not None and block.role is None:
                         block.role = "unsharded parameters"
-
-    def _note_root_mean_square(self, module: nn.RMSNorm) -> None:
-        """Note a layer on the meta device that CUDA alone runs by one kernel."""
-        if has_no_data(module.weight):
-            self.decomposed.add("aten._fused_rms_norm.default")
 
     def _note_recurrent(self, module: nn.RNNBase) -> None:
         """Note a recurrent layer on the meta device.

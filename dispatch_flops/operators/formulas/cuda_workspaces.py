@@ -24,6 +24,9 @@ from dispatch_flops.operators.workspaces import always, builtin_workspace
 _MOST_MULTIPROCESSORS = 160  # of a CUDA device; H100 and H200 have 132
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _HALF = (torch.bfloat16, torch.float16)
+_NORMS = (
+    "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward"
+)  # fmt: skip
 
 
 @builtin_workspace(ops("_scaled_dot_product_flash_attention"), always, is_steady=True)
@@ -156,13 +159,11 @@ def softmax_backward(grad: torch.Tensor, out: torch.Tensor, *_: Any, **__: Any) 
     return grad.numel() * grad.element_size() + _copied(out)
 
 
-@builtin_workspace(
-    ops("native_layer_norm", "native_layer_norm_backward"), always, is_steady=True, of_cuda=True
-)
-def layer_norm(*args: Any, **_: Any) -> int | None:
+@builtin_workspace(ops(*_NORMS), always, is_steady=True, of_cuda=True)
+def norms(*args: Any, **_: Any) -> int | None:
     """Bytes: those of each argument that has gaps, which is copied.
 
-    Source: layer_norm_cuda and layer_norm_backward_cuda,
+    Source: layer_norm_cuda, layer_norm_backward_cuda and those of RMS norm,
     aten/src/ATen/native/cuda/layer_norm_kernel.cu.
     """
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]

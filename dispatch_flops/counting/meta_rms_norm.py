@@ -1,0 +1,78 @@
+"""RMS norm on tensors without data, by the operator that CUDA runs.
+
+CUDA has a kernel for it, and one for its backward. The meta device has the second alone, and torch
+takes the first operator apart. Given a kernel, autograd makes the same node of it as on CUDA. Fake
+tensors of a device without one are handed to what autograd runs on the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dispatch_flops import _torch
+from dispatch_flops.counting.autograd_kernels import Kernels
+from dispatch_flops.counting.plans import Plan
+from dispatch_flops.counting.strategies import Mode, decompose
+from dispatch_flops.operators.conventions import Target
+from dispatch_flops.operators.tensors import has_no_data
+
+FUSED = torch.ops.aten._fused_rms_norm.default
+_HALF = (torch.bfloat16, torch.float16)
+_of_autograd: list[Callable[..., Any]] = []  # once it is found
+
+
+def normalize(mode: Mode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run and record the kernel on tensors without data; else what the operator consists of."""
+    if has_no_data(args[0]):
+        return mode.run_and_record(replace(plan, call=_norm), args, kwargs)
+    return decompose(mode, plan, args, kwargs)
+
+
+def kernels(target: Target) -> Kernels:
+    """Return the kernels of RMS norm on tensors without data, where it is to be as on CUDA."""
+    if target != "cuda":
+        return {}
+    _find_kernel_of_autograd()
+    return {FUSED: {"Meta": _run, "AutogradCPU": _run_on_fake}}
+
+
+def _run(_keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
+    return _norm(*args)
+
+
+def _run_on_fake(keyset: Any, x: Tensor, *args: Any) -> Any:
+    local = getattr(x, "_local_tensor", x)  # of a DTensor
+    if _of_autograd and has_no_data(local) and not _torch.prefers_python():
+        return _of_autograd[0](keyset, x, *args)
+    return FUSED.decompose(x, *args)
+
+
+def _find_kernel_of_autograd() -> None:
+    """Find what autograd runs for a device that has a kernel, unless it is replaced just now."""
+    if _of_autograd:
+        return
+    library = _torch.Kernels(FUSED.namespace)
+    try:
+        library.register(FUSED, _run, "Meta")
+        if (kernel := _torch.autograd_kernel(FUSED, "AutogradMeta")) is not None:
+            _of_autograd.append(kernel)
+    finally:
+        library.remove()
+
+
+def _norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return the result, and the root mean squares of rows in the dtype that they add up in.
+
+    Source: _fused_rms_norm_cuda, aten/src/ATen/native/cuda/layer_norm_kernel.cu.
+    """
+    outer = x.shape[: x.dim() - len(normalized_shape)]
+    dtype = torch.float32 if x.dtype in _HALF else x.dtype
+    of_rows = x.new_empty((*outer, *(1 for _ in normalized_shape)), dtype=dtype)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), of_rows
