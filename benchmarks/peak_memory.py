@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,36 +38,19 @@ from tabulate import tabulate
 from torch import nn
 
 from dispatch_flops import FlopCounterMode
-from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.profile import MemoryProfile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.llama import CONFIGS, Llama
-from tests.end_to_end.test_gpu import STEPS
-from tests.helpers.allocator import peak_bytes
+from tests.helpers.allocator import peak_bytes, peak_bytes_on_cuda
+from tests.helpers.training_steps import ON_CPU, ON_CUDA, Loss, Workload, step_of
 from tests.models.vision import ResNet
-from tests.unit.memory.test_truth import WORKLOADS, Workload
 
-Loss = Callable[[], torch.Tensor]
 INDEXED = {"cpu": "cpu", "cuda": "cuda:0"}  # as profiles name the devices
 
 
-def step_of(
-    model: nn.Module, x: torch.Tensor, loss: Loss, *, foreach: bool | None = None
-) -> tuple[Callable[[], None], list]:
-    """Return a training step that ran once, and the tensors that are there before the next."""
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
-
-    def step() -> None:
-        loss().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        x.grad = None
-
-    step()
-    gc.collect()
-    state = tensors_in(list(optimizer.state.values()))
-    return step, [*model.parameters(), *model.buffers(), x, *state]
+def adamw(model: nn.Module, *, foreach: bool | None = None) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), foreach=foreach)
 
 
 def ours(step: Callable[[], None], model: nn.Module, target: Any = "cpu") -> MemoryProfile:
@@ -91,31 +74,12 @@ def first_layers_of_llama() -> tuple[nn.Module, torch.Tensor, Loss]:
     return model, ids, lambda: model(ids).logsumexp(-1).mean()
 
 
-def peak_on(device: str, step: Callable[[], None], before: list) -> int:
-    """Return the allocator's peak of a step, with what was there before."""
-    if device == "cpu":
-        return peak_bytes(step, before)
-    storages = {
-        t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in before if t.is_cuda
-    }
-    at_start = asked_for("current")
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    return sum(storages.values()) + asked_for("peak") - at_start
-
-
-def asked_for(figure: str) -> int:
-    torch.cuda.synchronize()
-    gc.collect()
-    return torch.cuda.memory_stats()[f"requested_bytes.all.{figure}"]
-
-
 def on_meta(workload: Workload, device: str) -> tuple[int, str]:
     """Return the peak, of all devices together where it is of the CPU, and a mark."""
     is_cuda = device == "cuda"
     with torch.device("meta"):
         model, x, loss = workload()
-    step, _ = step_of(model, x, loss, foreach=is_cuda or None)
+    step, _ = step_of(model, x, loss, partial(adamw, foreach=is_cuda or None))
     memory = ours(step, model, device)
     peaks = [found.peak_bytes for found in memory.devices if not is_cuda or found.device == "meta"]
     return sum(peaks), mark_of(memory)
@@ -199,8 +163,8 @@ def off(value: int | None, truth: int, mark: str = "") -> str:
 
 def workloads_on(device: str) -> dict[str, Workload]:
     if device == "cpu":
-        return {**WORKLOADS, "ResNet-18": resnet_18}
-    return {**STEPS, "ResNet-18": resnet_18, "Llama-3-8B, 8 layers": first_layers_of_llama}
+        return {**ON_CPU, "ResNet-18": resnet_18}
+    return {**ON_CUDA, "ResNet-18": resnet_18, "Llama-3-8B, 8 layers": first_layers_of_llama}
 
 
 def main() -> None:
@@ -213,8 +177,8 @@ def main() -> None:
     for name, workload in workloads_on(device).items():
         with torch.device(device):
             model, x, loss = workload()
-        step, before = step_of(model, x, loss)
-        truth = peak_on(device, step, before)
+        step, before = step_of(model, x, loss, adamw)
+        truth = (peak_bytes_on_cuda if device == "cuda" else peak_bytes)(step, before)
         memory = ours(step, model)
         mine = next(found for found in memory.devices if found.device == INDEXED[device])
         tracked = of_mem_tracker(step, model, before)

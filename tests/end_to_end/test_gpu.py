@@ -12,10 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, profile_model
-from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.timing.peaks import measure_machine
+from tests.helpers.allocator import peak_bytes_on_cuda
 from tests.helpers.profiling import profile_of
-from tests.unit.memory.test_truth import WORKLOADS, Loss, Workload
+from tests.helpers.training_steps import ON_CUDA, step_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -124,70 +124,14 @@ def test_captured_graph_when_replayed_counts_once() -> None:
     assert counter.profile.total().macs == 8 * 64 * 32
 
 
-def attention(backend: SDPBackend, dtype: torch.dtype) -> Workload:
-    def made() -> tuple[nn.Module, torch.Tensor, Loss]:
-        model, x = nn.Linear(64, 64, dtype=dtype), torch.randn(2, 3, 777, 64, dtype=dtype)
-
-        def loss() -> torch.Tensor:
-            with sdpa_kernel(backend):
-                q = model(x)
-                return F.scaled_dot_product_attention(q, q, q, is_causal=True).square().mean()
-
-        return model, x, loss
-
-    return made
-
-
-def convolutions() -> tuple[nn.Module, torch.Tensor, Loss]:
-    layers = (nn.Conv2d(3, 37, 7, 2), nn.ReLU(), nn.Conv2d(37, 41, 3), nn.ReLU())
-    model, x = nn.Sequential(*layers), torch.randn(5, 3, 61, 67)
-    return model, x, lambda: model(x).square().mean()
-
-
-def norms() -> tuple[nn.Module, torch.Tensor, Loss]:
-    """Also a table, whose gradients are sorted."""
-    layers = (nn.Embedding(997, 96), nn.LayerNorm(96), nn.RMSNorm(96), nn.GroupNorm(3, 51))
-    model, ids = nn.Sequential(*layers), torch.randint(997, (7, 51))
-    return model, ids, lambda: model(ids).logsumexp(-1).mean()
-
-
-STEPS: dict[str, Workload] = {
-    **{name: workload for name, workload in WORKLOADS.items() if name != "attention, flash"},
-    "flash": attention(SDPBackend.FLASH_ATTENTION, torch.bfloat16),
-    "efficient": attention(SDPBackend.EFFICIENT_ATTENTION, torch.float32),
-    "cudnn": attention(SDPBackend.CUDNN_ATTENTION, torch.bfloat16),
-    "convolutions": convolutions,
-    "norms": norms,
-}
-
-
-def allocated(figure: str) -> int:
-    torch.cuda.synchronize()
-    found: int = torch.cuda.memory_stats()[f"requested_bytes.all.{figure}"]
-    return found
-
-
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", ON_CUDA)
 def test_peak_of_a_training_step_is_that_of_the_allocator(name: str) -> None:
     """Of the second step and of the third, whose kernels' own memory is remembered."""
     with torch.device("cuda"):
-        model, x, loss = STEPS[name]()
+        model, x, loss = ON_CUDA[name]()
     optimizer = torch.optim.AdamW(model.parameters())
-
-    def step() -> None:
-        loss().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        x.grad = None
-
-    step()
-    there = [x, *model.parameters(), *model.buffers(), *tensors_in([*optimizer.state.values()])]
-    on_device = [tensor.untyped_storage() for tensor in there if tensor.is_cuda]
-    held = sum({storage._cdata: storage.nbytes() for storage in on_device}.values())
-    before = allocated("current")
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    truth = held + allocated("peak") - before
+    step, before = step_of(model, x, loss, lambda _: optimizer)
+    truth = peak_bytes_on_cuda(step, before)
     for _ in range(2):
         with FlopCounterMode(model, display=False, memory=True, optimizers=[optimizer]) as counter:
             step()

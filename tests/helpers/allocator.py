@@ -1,7 +1,8 @@
-"""Bytes that torch's CPU allocator reports, as an oracle of memory, and what a counter finds."""
+"""Bytes that torch's allocators report, as an oracle of memory, and what a counter finds."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
@@ -26,8 +27,27 @@ def allocations(run: Callable[[], object]) -> list[int]:
 
 def peak_bytes(run: Callable[[], object], before: Iterable[torch.Tensor]) -> int:
     """Return the most bytes that were allocated at a time, with the tensors that were there."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in before}
-    return sum(storages.values()) + max(accumulate(allocations(run), initial=0))
+    return _bytes_of(before) + max(accumulate(allocations(run), initial=0))
+
+
+def peak_bytes_on_cuda(run: Callable[[], object], before: Iterable[torch.Tensor]) -> int:
+    """Return the most bytes that were asked for at a time, with the tensors that were there."""
+    held, at_start = _bytes_of(tensor for tensor in before if tensor.is_cuda), _asked_for("current")
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return held + _asked_for("peak") - at_start
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def _asked_for(figure: str) -> int:
+    torch.cuda.synchronize()
+    gc.collect()
+    found: int = torch.cuda.memory_stats()[f"requested_bytes.all.{figure}"]
+    return found
 
 
 def counted_peak_bytes(run: Callable[[], object], model: nn.Module | None) -> int:
