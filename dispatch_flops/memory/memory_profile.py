@@ -175,7 +175,9 @@ class MemoryReading:
         if made_in is None:
             return PeakMoment(fqn="", phase="forward")
         return PeakMoment(
-            fqn=self._names.shown(made_in.fqn), phase=made_in.phase, operator=str(operator)
+            fqn=self._names.shown(made_in.fqn),
+            phase=made_in.phase,
+            operator=None if operator is None else str(operator),
         )
 
     def _module_peaks(self, main: str) -> dict[str, dict[Phase, int]]:

@@ -360,9 +360,16 @@ class Memory:
         before; later from now on, for a loader of data may have just allocated it in another
         thread.
         """
-        if id(storage) not in self.blocks.live:
-            found = self.blocks.on(device)
-            self.blocks.note(storage, found, "inputs", was_there=self._is_first_call)
+        if id(storage) in self.blocks.live:
+            return
+        found = self.blocks.on(device)
+        self.blocks.note(storage, found, "inputs", was_there=self._is_first_call)
+        if found is not self.device and found.peaks:
+            # The operator that reads it may allocate elsewhere alone, as a copy to a device does.
+            made_in = last_recorded_in(self.blocks.threads)
+            peak = None if made_in is None else found.module_peak(made_in)
+            if peak is not None and found.now > peak.threshold:
+                peak.note(found.now, None, self.blocks.allocations)
 
     def changed_phase(self, before: Phase, after: Phase) -> None:
         """Note that operators of another phase follow."""

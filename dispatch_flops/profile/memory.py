@@ -51,7 +51,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMoment:
-    """The operator that allocated last before a peak; None where none allocated anything."""
+    """The operator that allocated last before a peak; None where what came last is of none."""
 
     fqn: str
     phase: Phase

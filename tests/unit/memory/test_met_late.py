@@ -129,3 +129,24 @@ def test_optimizer_state_that_is_met_in_the_first_step_was_there_before() -> Non
 
     step()
     assert memory_of(step, model).by_role("forward")["optimizer state"] == 3 * 5 * F32
+
+
+@pytest.mark.parametrize("has_operator", [False, True])
+def test_batch_that_is_copied_to_another_device_alone_is_in_the_peak_of_its_own(
+    has_operator: bool,
+) -> None:
+    model = nn.Linear(100, 10, bias=False, device="meta")
+
+    def run() -> None:
+        if has_operator:
+            torch.ones(2) + 1
+        with torch.no_grad():
+            model(torch.ones(1, 100, device="meta"))
+            for rows in (3, 7, 5):
+                x = in_another_thread(lambda rows=rows: torch.ones(rows, 100))  # type: ignore[misc]
+                model(x.to("meta"))
+                del x
+
+    peaks = {device.device: device.peak_bytes for device in memory_of(run, model).devices}
+    assert peaks["cpu"] == 7 * 100 * F32
+    assert peaks["meta"] == (10 * 100 + 7 * 100 + 7 * 10) * F32
