@@ -89,7 +89,8 @@ class _Operator:
 class _LayerMemory:
     """The operator that made a layer's output, or changed its input, and nothing else.
 
-    workspace: bytes. settings: by which its kernel was chosen; None for one without a workspace.
+    workspace: bytes. settings: by which its kernel was chosen; None if no kernel that may be chosen
+    has a workspace.
     """
 
     operator: _Operator
@@ -328,9 +329,10 @@ class MemoryMode(CountingMode):
         found = [known for known in found if str(known.func) in names]
         if len(found) != 1:
             return None
-        if not workspaces:
+        if not (workspaces or found[0].is_reported):
             return _LayerMemory(found[0])
-        size = self._kernel.latest
+        # Other settings may choose a kernel that has one, where the allocator is asked.
+        size = self._kernel.latest if workspaces else 0
         if size is None or not found[0].workspace.is_steady or _torch.tries_kernels():
             return None
         return _LayerMemory(found[0], size, _torch.kernel_settings())

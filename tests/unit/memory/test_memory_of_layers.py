@@ -380,6 +380,24 @@ def test_layer_is_dispatched_where_another_kernel_may_run_it(passed: list[str]) 
     assert seen == [0, 0, 1, 1, 2]
 
 
+def test_layer_whose_kernel_took_nothing_is_dispatched_where_another_may_run_it(
+    passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a convolution of size 1 in bfloat16: torch's own takes nothing, oneDNN reorders."""
+    monkeypatch.setattr(workspaces, "_WORKSPACES", {})
+    builtin_workspace(["aten::gelu"], always, is_steady=True)(lambda *_, **__: None)
+    model = nn.Sequential(nn.GELU(), nn.Identity())
+    seen: list[int] = []
+
+    def program(model: nn.Module) -> None:
+        with torch.backends.mkldnn.flags(enabled=len(seen) == 3, allow_tf32=None):
+            model(torch.ones(3, 5))
+        seen.append(len(passed))
+
+    followed(model, program, 5)
+    assert seen == [0, 0, 1, 1, 2]
+
+
 def test_layer_whose_kernel_was_reported_to_take_nothing_is_not_dispatched_again(
     passed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
