@@ -325,7 +325,7 @@ class Tracker:
         self._layers.memory.repeat_layer(
             known.layer_call.memory,
             known.module_phase,
-            (*args, *module._parameters.values()),
+            (*args, *LAYERS[module.__class__].tensors_of(module.__dict__)),
             output,
         )
 

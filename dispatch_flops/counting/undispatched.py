@@ -60,7 +60,7 @@ class UndispatchedMemory(Protocol):
     def repeat_layer(
         self, noted: Any, module_phase: ModulePhase, tensors: Sequence[Any], output: Any
     ) -> None:
-        """Note a call that ran without the mode. ``tensors``: its input and the parameters."""
+        """Note a call that ran without the mode. ``tensors``: its input, and the layer's own."""
 
     def before_step(self) -> Any:
         """Called before a step that is dispatched, and that later ones may be like."""

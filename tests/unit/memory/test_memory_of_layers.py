@@ -188,12 +188,14 @@ class ConvNet(nn.Module):
             self.layers.append(nn.ReLU(inplace=True))
         self.eval()
         self.means = [torch.ones(6)]  # no buffer as yet
+        self.replaced: list[Any] = []
         self.replacing_calls: tuple[int, ...] = ()
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         if self.calls in self.replacing_calls:
+            self.replaced.append(self.layers[7].running_mean)  # so that both live at the peak
             self.layers[7].running_mean = self.means[0]
         out: Tensor = self.layers(x) * 2.0
         return out
