@@ -321,9 +321,12 @@ def test_layer_is_dispatched_each_time_where_its_output_is_not_all_that_it_alloc
         with torch.no_grad():
             model(x)
 
-    profile = followed(nn.Sequential(make()), program, 4)
+    model = nn.Sequential(make())
+    profile = followed(model, program, 4)
     assert passed == []
     assert profile.root.children[0].calls == 4
+    counted = followed(model, program, 4, memory=False)
+    assert profile.root.children[0].ops == counted.root.children[0].ops
 
 
 def test_timeline_has_every_call(passed: list[str]) -> None:
