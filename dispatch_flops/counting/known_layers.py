@@ -80,15 +80,6 @@ class _Layer:
         """Return True if the module runs the operators that its class does in most cases."""
         return all(getattr(module, name) == value for name, value in self.required.items())
 
-    def tensors_of(self, own: Mapping[str, Any]) -> _Tensors:
-        """Return the parameters and buffers that a layer's operators take.
-
-        own: the attributes of the layer.
-        """
-        if self.buffers is None:
-            return self.parameters(own["_parameters"])
-        return self.parameters(own["_parameters"]) + self.buffers(own["_buffers"])
-
     def is_replaced(self, own: Mapping[str, Any]) -> bool:
         """Return True if the program has replaced anything that a layer's call runs.
 
@@ -230,7 +221,9 @@ class KnownLayers(KnownRuns):
                 or (self.memory is not None and thread.stack[-1].named is None)
             ):
                 return None
-            tensors = layer.tensors_of(own)
+            tensors = layer.parameters(own["_parameters"])
+            if layer.buffers is not None:
+                tensors += layer.buffers(own["_buffers"])
             state: Any = _is_grad_enabled()
             if layer.state is not None:
                 state = state, layer.state(own)

@@ -325,7 +325,7 @@ class Tracker:
         self._layers.memory.repeat_layer(
             known.layer_call.memory,
             known.module_phase,
-            (*args, *LAYERS[module.__class__].tensors_of(module.__dict__)),
+            (*args, *module._parameters.values(), *module._buffers.values()),
             output,
         )
 

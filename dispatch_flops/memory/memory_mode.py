@@ -37,7 +37,7 @@ from dispatch_flops.memory.storages import allocation_of, storages_in, tensors_t
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.registry import Rule
-from dispatch_flops.operators.workspaces import workspace_of
+from dispatch_flops.operators.workspaces import always, workspace_of
 from dispatch_flops.profile.cost import Phase
 
 _Tensor = torch.Tensor
@@ -330,11 +330,16 @@ class MemoryMode(CountingMode):
         found = [known for known in found if str(known.func) in names]
         if len(found) != 1:
             return None
-        if not (workspaces or found[0].is_reported):
+        rule = found[0].workspace
+        # Settings choose among these kernels, and others of them may have a workspace. On CUDA the
+        # allocator is asked of all.
+        is_chosen = found[0].is_reported and not (
+            output.is_cuda and rule.may_be_unknown is not always
+        )
+        if not (workspaces or is_chosen):
             return _LayerMemory(found[0])
-        # Other settings may choose a kernel that has one, where the allocator is asked.
         size = self._kernel.latest if workspaces else 0
-        if size is None or not found[0].workspace.is_steady or _torch.tries_kernels():
+        if size is None or not rule.is_steady or _torch.tries_kernels():
             return None
         return _LayerMemory(found[0], size, _torch.kernel_settings())
 
