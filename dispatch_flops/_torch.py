@@ -814,9 +814,6 @@ _OPTIMIZERS: Any = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim 
 # How a module is called, by which the frames of calls are known. Public: ``__call__``.
 MODULE_CALL_CODE: CodeType = torch.nn.Module._call_impl.__code__
 
-# How a custom ``torch.autograd.Function`` is called, known as that of modules. Public: ``apply``.
-FUNCTION_CALL_CODE: CodeType = vars(torch.autograd.Function)["apply"].__func__.__code__
-
 
 @functools.cache
 def _tables_of_global_hooks() -> list[tuple[dict[str, Any], list[str]]]:

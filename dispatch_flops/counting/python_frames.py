@@ -112,13 +112,25 @@ def _module_calls() -> Iterator[Mapping[str, Any]]:
 
 
 def is_in_custom_function() -> bool:
-    """Return True if a custom ``torch.autograd.Function`` runs the operator, without gradients."""
+    """Return True if the forward of a custom ``torch.autograd.Function`` runs the operator.
+
+    It runs without gradients, whatever the mode is outside.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _torch.FUNCTION_CALL_CODE:
+        if frame.f_code.co_name == "forward" and frame.f_code in _forwards_of_functions():
             return True
         frame = frame.f_back
     return False
+
+
+def _forwards_of_functions() -> set[CodeType]:
+    classes: list[type] = [torch.autograd.Function]
+    for cls in classes:  # grows in the loop
+        classes += cls.__subclasses__()
+    forwards: list[Any] = [vars(cls).get("forward") for cls in classes]
+    inner = [inspect.unwrap(getattr(found, "__func__", found)) for found in forwards]
+    return {found.__code__ for found in inner if inspect.isfunction(found)}
 
 
 def first_ended(calls: Iterable[torch.nn.Module], entering: torch.nn.Module | None) -> int | None:

@@ -381,8 +381,29 @@ class _Product(torch.autograd.Function):
         return grad @ b.T, a.T @ grad
 
 
+class _ProductUnderAutocast(_Product):
+    forward = staticmethod(torch.amp.custom_fwd(_Product.forward, device_type="cpu"))  # type: ignore[assignment]
+
+
+class _ProductWithoutContext(torch.autograd.Function):
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return _product(a, b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    backward = _Product.backward
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b
+
+
+@pytest.mark.parametrize("function", [_Product, _ProductUnderAutocast, _ProductWithoutContext])
 def test_custom_function_after_backward_is_forward_unless_it_reads_gradients(
-    model: nn.Module,
+    model: nn.Module, function: Any
 ) -> None:
     """Another loss follows, then a product of the gradient of shape (5, 3) with itself."""
     a, b = torch.ones(2, 7), torch.ones(7, 11, requires_grad=True)
@@ -390,8 +411,9 @@ def test_custom_function_after_backward_is_forward_unless_it_reads_gradients(
 
     def call() -> None:
         train(model, rows(2, 3))
-        _Product.apply(a, b).sum().backward()  # type: ignore[no-untyped-call]
-        _Product.apply(weight.grad, weight.grad.T)  # type: ignore[no-untyped-call, union-attr]
+        function.apply(a, b).sum().backward()
+        assert weight.grad is not None
+        function.apply(weight.grad, weight.grad.T)
 
     profile = profile_of(call, model=model)
     loss = 2 * 7 * 11
