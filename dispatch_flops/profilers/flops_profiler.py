@@ -48,9 +48,9 @@ class FlopsProfiler(ProfileHolder):
 
     Counting and timing share one pass: the profiler's own overhead is measured and subtracted.
 
-    model: the module to profile. Raises TargetError for anything else.
-    ds_engine: the DeepSpeed engine that runs the model, if one does. The printout then states the
-        sizes of its world, groups and batch.
+    model: the module to profile. ds_engine: the DeepSpeed engine that runs it, if one does. The
+        printout then states the sizes of its world, groups and batch. Raises TargetError for
+        anything else.
     recompute_fwd_factor: forward passes that DeepSpeed's estimate of the backward pass adds for
         activation checkpointing (default 0). Recomputation is counted without it.
     flops: see ``FlopCounterMode``. ``"contractions"`` is nearest to what DeepSpeed counts.
@@ -67,6 +67,7 @@ class FlopsProfiler(ProfileHolder):
         flops: Flops = "all",
     ) -> None:
         check_model(model)
+        _check_engine(ds_engine)
         deepspeed.make_view(recompute_fwd_factor=recompute_fwd_factor)  # raises for a wrong value
         self._counted: Flops = Conventions(flops=flops).flops
         self.model = model
@@ -312,6 +313,14 @@ def followed_by(finish: Callable[[], object]) -> Iterator[None]:
         finish()
         raise
     finish()
+
+
+def _check_engine(engine: Any) -> None:
+    if engine is not None and not hasattr(engine, "train_micro_batch_size_per_gpu"):
+        raise TargetError(
+            f"ds_engine is of type {type(engine).__name__}; pass the engine that "
+            "deepspeed.initialize returned, or None"
+        )
 
 
 def engine_facts(engine: Any, model: nn.Module, micro_batches: int = 1) -> dict[str, Any]:

@@ -447,3 +447,9 @@ def test_totals_are_attributes_once_the_profile_is_printed(
     profiler.end_profile()
     assert (profiler.flops, profiler.macs, profiler.params) == (FLOPS, MACS, PARAMS)
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("engine", [nn.Linear(3, 5), "engine", 0])
+def test_what_is_not_an_engine_is_refused_at_once(engine: Any) -> None:
+    with pytest.raises(TargetError, match=f"of type {type(engine).__name__}; pass the engine"):
+        FlopsProfiler(Net(), engine)
