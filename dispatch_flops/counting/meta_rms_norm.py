@@ -1,8 +1,9 @@
 """RMS norm on tensors without data, by the operator that CUDA runs.
 
 CUDA has a kernel for it, and one for its backward. The meta device has the second alone, and torch
-takes the first operator apart. Given a kernel, autograd makes the same node of it as on CUDA. Fake
-tensors of a device without one are handed to what autograd runs on the meta device.
+takes the first operator apart. Given a kernel, autograd makes the same node of it as on CUDA. What
+autograd then runs is found once. Meta and fake tensors are handed to it where the innermost counter
+of the thread counts for CUDA. A trace has the operators that it has by itself: its graph may run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.autograd_kernels import Kernels
+from dispatch_flops._torch import FakeTensor
+from dispatch_flops.counting.autograd_kernels import Kernels, counters_in_force
 from dispatch_flops.counting.plans import Plan
 from dispatch_flops.counting.strategies import Mode, decompose
 from dispatch_flops.operators.conventions import Target
@@ -28,9 +30,11 @@ _of_autograd: list[Callable[..., Any]] = []  # once it is found
 
 def normalize(mode: Mode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run and record the kernel on tensors without data; else what the operator consists of."""
-    if has_no_data(args[0]):
-        return mode.run_and_record(replace(plan, call=_norm), args, kwargs)
-    return decompose(mode, plan, args, kwargs)
+    if not has_no_data(args[0]) or _torch.traced_graph() is not None:
+        return decompose(mode, plan, args, kwargs)
+    if type(args[0]) is FakeTensor and not counters_in_force():  # its mode would take it apart
+        plan = replace(plan, call=_norm)
+    return mode.run_and_record(plan, args, kwargs)
 
 
 def kernels(target: Target) -> Kernels:
@@ -38,18 +42,25 @@ def kernels(target: Target) -> Kernels:
     if target != "cuda":
         return {}
     _find_kernel_of_autograd()
-    return {FUSED: {"Meta": _run, "AutogradCPU": _run_on_fake}}
+    by_autograd = dict.fromkeys(("AutogradMeta", "AutogradCPU"), _run_by_autograd)
+    return {FUSED: {"Meta": _run, **by_autograd}}  # CPU: fake tensors
 
 
 def _run(_keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
     return _norm(*args)
 
 
-def _run_on_fake(keyset: Any, x: Tensor, *args: Any) -> Any:
-    local = getattr(x, "_local_tensor", x)  # of a DTensor
-    if _of_autograd and has_no_data(local) and not _torch.prefers_python():
+def _run_by_autograd(keyset: Any, x: Tensor, *args: Any) -> Any:
+    if _of_autograd and _is_as_on_cuda(x):
         return _of_autograd[0](keyset, x, *args)
     return FUSED.decompose(x, *args)
+
+
+def _is_as_on_cuda(x: Tensor) -> bool:
+    local = getattr(x, "_local_tensor", x)  # of a DTensor
+    active = counters_in_force() if has_no_data(local) else []
+    is_traced = _torch.prefers_python() or _torch.traced_graph() is not None
+    return bool(active) and active[0].conventions.target == "cuda" and not is_traced
 
 
 def _find_kernel_of_autograd() -> None:

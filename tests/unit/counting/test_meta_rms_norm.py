@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dispatch_flops import FlopCounterMode, Profile
 
@@ -36,6 +39,18 @@ def profile_of(run: Callable[[Tensor], Tensor], device: str = "meta", **options:
     return counter.profile
 
 
+def step_of(device: str = "meta") -> Callable[[Tensor], Tensor]:
+    """Return a forward and backward pass of a layer that it makes here."""
+    model = layer(device)
+
+    def run(x: Tensor) -> Tensor:
+        out: Tensor = model(x.requires_grad_())
+        out.backward(torch.ones_like(out))
+        return out
+
+    return run
+
+
 def operators(profile: Profile) -> set[str]:
     return {op.op for node in profile.nodes() for op in node.ops if op.kind != "free"}
 
@@ -50,13 +65,7 @@ def test_norm_is_one_operator(run: Any, mode: Callable[[], Any]) -> None:
 
 
 def test_backward_is_one_operator() -> None:
-    def run(x: Tensor) -> Tensor:
-        out: Tensor = model(x.requires_grad_())
-        out.backward(torch.ones_like(out))
-        return out
-
-    model = layer()
-    assert profile_of(run).total("backward").flops == BACKWARD
+    assert profile_of(step_of()).total("backward").flops == BACKWARD
 
 
 @pytest.mark.parametrize(
@@ -88,18 +97,13 @@ def test_norm_of_fake_tensors_is_one_operator(mode: Callable[[], Any]) -> None:
     assert operators(profile) == {FUSED}
 
 
-def test_backward_of_fake_tensors_is_one_operator_beside_a_formula_of_the_users() -> None:
+@pytest.mark.parametrize(("device", "mode"), [("cpu", FakeTensorMode), ("meta", nullcontext)])
+def test_backward_is_one_operator_beside_a_formula_of_the_users(device: str, mode: Any) -> None:
     stated = 10_007
 
-    def run(x: Tensor) -> Tensor:
-        out: Tensor = model(x.requires_grad_())
-        out.backward(torch.ones_like(out))
-        return out
-
-    with FakeTensorMode():
-        model = layer("cpu")
+    with mode():
         mapping = {torch.ops.aten._fused_rms_norm: lambda *_, **__: stated}
-        profile = profile_of(run, "cpu", custom_mapping=mapping)
+        profile = profile_of(step_of(device), device, custom_mapping=mapping)
     assert profile.total("forward").flops == stated
     assert profile.total("backward").flops == BACKWARD
 
@@ -107,6 +111,78 @@ def test_backward_of_fake_tensors_is_one_operator_beside_a_formula_of_the_users(
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
 def test_norm_of_two_dtypes_is_taken_apart_as_on_cuda() -> None:
     assert FUSED not in operators(profile_of(layer(dtype=torch.float32), dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(("device", "mode"), [("cpu", FakeTensorMode), ("meta", nullcontext)])
+def test_counters_within_another_agree(device: str, mode: Any) -> None:
+    inner: list[Profile] = []
+
+    def run(x: Tensor) -> Tensor:
+        inner.append(profile_of(step, device))
+        return x
+
+    with mode():
+        step = step_of(device)
+        outer = profile_of(run, device)
+    assert operators(outer) == operators(inner[0])
+    for profile in (outer, *inner):
+        assert profile.total("forward").flops == 4 * N + 2 * M
+        assert profile.total("backward").flops == BACKWARD
+
+
+def test_innermost_counter_says_what_autograd_runs() -> None:
+    found: list[Profile] = []
+
+    def run(x: Tensor) -> Tensor:
+        found.append(profile_of(step_of(), target="cpu"))
+        return x
+
+    outer = profile_of(run)
+    alone = profile_of(step_of(), target="cpu")
+    assert operators(found[0]) == operators(outer) == operators(alone)
+
+
+def test_other_threads_run_what_they_run_alone() -> None:
+    def node() -> str:
+        return type(norm(torch.ones(M, D, device="meta", requires_grad=True)).grad_fn).__name__
+
+    def elsewhere() -> tuple[str, set[str]]:
+        return node(), operators(profile_of(step_of(), target="cpu"))
+
+    found = []
+
+    def run(x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            found.append(pool.submit(elsewhere).result())
+        return x
+
+    profile_of(run)
+    assert found == [elsewhere()]
+
+
+@pytest.mark.parametrize("mode", ["real", "fake"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_trace_has_the_operators_that_it_has_without_a_counter(device: str, mode: Any) -> None:
+    x = torch.ones(M, D, device=device)
+
+    def trace() -> list[str]:
+        graph = make_fx(norm, tracing_mode=mode)(x).graph
+        return [str(node.target) for node in graph.nodes]
+
+    with FlopCounterMode(display=False, target="cuda"):
+        found = trace()
+    assert found == trace()
+
+
+def test_graph_that_is_traced_of_a_step_computes_what_the_step_does() -> None:
+    def gradient(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(norm(x).square().sum(), x)[0]
+
+    x = torch.arange(float(N)).view(M, D)
+    with FlopCounterMode(display=False, target="cuda"):
+        graph = make_fx(gradient, tracing_mode="fake")(x)
+    torch.testing.assert_close(graph(x), gradient(x))
 
 
 def test_nothing_is_left_behind() -> None:
