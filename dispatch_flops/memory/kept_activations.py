@@ -24,6 +24,7 @@ class KeptActivations:
 
     def __init__(self) -> None:
         self.now = self._first = self._last = 0  # rounds of this step
+        self._rounds = [0]  # of this step, without those that are dropped
         self._apart = 0
         self._kept: _Bytes = defaultdict(int)
         self._let_go: _Bytes = defaultdict(int)
@@ -50,10 +51,12 @@ class KeptActivations:
         if self._first != self._last:
             self._several.append((self._first, self._last))
         self._first = self._last + 1
+        self._rounds = []
         self._begin_round()
 
     def _begin_round(self) -> None:
         self._last += 1
+        self._rounds.append(self._last)
         self._is_round_over = False
         if self.now >= 0:
             self.now = self._last
@@ -65,14 +68,14 @@ class KeptActivations:
 
     def add(self, number: int, fqn: str, size: int, *, is_forward: bool) -> None:
         """Add an activation of a round, which is released now; is_forward: no backward pass ran."""
-        is_let_go = is_forward and number >= self._first
-        if is_let_go:
-            self._is_round_over = True
-        if is_let_go and self._last - number < _OFTEN:
-            for later in range(number, self._last + 1):  # it was there until now
-                self._let_go[later, fqn] += size
-        else:
+        if not (is_forward and number >= self._first):
             self._kept[number, fqn] += size
+            return
+        self._is_round_over = True
+        for later in reversed(self._rounds):  # it was there until now
+            if later < number:
+                break
+            self._let_go[later, fqn] += size
 
     def by_step(self, alive: Iterable[tuple[int, str, int]] = ()) -> dict[tuple[int, str], int]:
         """Return ``{(round, fqn): bytes}``, of those that kept most.
@@ -87,7 +90,7 @@ class KeptActivations:
             rounds.setdefault(number, {})[fqn] = size
         for first, last in (*self._several, (self._first, self._last)):
             so_far: Counter[str] = Counter()
-            for number in sorted(rounds.keys() & set(range(first, last + 1))):
+            for number in sorted(n for n in rounds if first <= n <= last):
                 so_far.update(rounds[number])
                 found.update({(number, fqn): size for fqn, size in so_far.items()})
         for key, size in let_go.items():
@@ -102,6 +105,7 @@ class KeptActivations:
         kept = {*_highest(self.by_step()), self._last - 1, self._last, 1 - self._apart}
         several = [span for span in self._several if any(span[0] <= n <= span[1] for n in kept)]
         self._several = several
+        self._rounds = [number for number in self._rounds if number in kept]
         for key in self._let_go.copy():
             if key[0] not in kept:
                 del self._let_go[key]

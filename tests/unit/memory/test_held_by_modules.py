@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
@@ -418,6 +419,18 @@ def test_result_that_the_next_one_replaces_is_held_with_it(calls: int, first: in
 
     rows = first + calls + (calls - 1)
     assert activations_of(model, run) == [rows * WIDTH * F32] * 2
+
+
+@pytest.mark.parametrize("window", [3, 63, 64, 65, 200])
+def test_window_of_the_latest_results_is_held_with_the_next_one(window: int) -> None:
+    model = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+
+    def run() -> None:
+        latest = deque[torch.Tensor](maxlen=window)
+        for _ in range(3 * window + 70):
+            latest.append(model(torch.ones(1, WIDTH, requires_grad=True)))
+
+    assert activations_of(model, run) == [(window + 1) * WIDTH * F32] * 2
 
 
 def test_results_that_are_dropped_together_are_held_together() -> None:
