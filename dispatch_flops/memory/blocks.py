@@ -196,7 +196,7 @@ class Blocks:
         self.live: dict[int, Block] = {}
         self.devices: dict[torch.device, DeviceBlocks] = {}
         self.allocations = 0
-        self.kept = KeptActivations()
+        self.kept = KeptActivations(lambda first: _activations(self._alive_since(first)))
         self.born_in_calls = 0  # allocations when the outermost module call last ended
         self.born_in_backward = 0  # the same of the backward pass
         self.rounding = rounding
@@ -302,16 +302,20 @@ class Blocks:
         for block in list(self.live.values()):
             yield block, block.role or self._role_of(block, is_over=False)
 
+    def _alive_since(self, first: int) -> Iterator[tuple[Block, Role]]:
+        """Yield those of ``alive`` that were made in round ``first`` or later."""
+        for block in reversed(list(self.live.values())):  # a program may hold those of many steps
+            if 0 <= block.step < first:
+                return
+            if block.step >= 0:
+                yield block, block.role or self._role_of(block, is_over=False)
+
     def activations(self, alive: Iterable[tuple[Block, Role]]) -> dict[tuple[int, str], int]:
         """Return ``{(step, fqn): bytes}`` kept for later, of the steps that kept most.
 
         alive: what ``alive`` yields.
         """
-        return self.kept.by_step(
-            (block.step, block.made_in.fqn, block.size)
-            for block, role in alive
-            if role == "activations" and block.made_in is not None
-        )
+        return self.kept.by_step(_activations(alive))
 
     def size_of(self, storage: Storage) -> int:
         """Return the bytes of a storage, rounded up; 0 where they are a symbol."""
@@ -407,3 +411,9 @@ class Blocks:
     def end_of_backward(self) -> None:
         """Note that a backward pass ended."""
         self.born_in_backward = self.allocations
+
+
+def _activations(alive: Iterable[tuple[Block, Role]]) -> Iterator[tuple[int, str, int]]:
+    for block, role in alive:
+        if role == "activations" and (made_in := block.made_in) is not None:
+            yield block.step, made_in.fqn, block.size

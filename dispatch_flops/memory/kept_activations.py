@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _OFTEN = 64  # steps after which those that kept most are looked for, and others dropped
 
 _Bytes = defaultdict[tuple[int, str], int]  # by round and the module's fqn
+_Alive = Iterable[tuple[int, str, int]]  # round, fqn and bytes of each
 
 
 class KeptActivations:
@@ -18,11 +19,14 @@ class KeptActivations:
     evaluation with gradients, those of later calls take their place: a new round of the step
     begins. An activation counts in each round from its own to the one in which it was let go of.
 
+    alive: returns the activations that are not released, from this round on. Each counts in every
+    round of its step from its own.
     now: number of the round in which what is allocated now belongs. Calls that keep nothing for
     a backward pass are steps of one round each, apart from others, with negative numbers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alive: Callable[[int], _Alive]) -> None:
+        self._alive = alive
         self.now = self._first = self._last = 0  # rounds of this step
         self._rounds = [0]  # of this step, without those that are dropped
         self._apart = 0
@@ -35,7 +39,7 @@ class KeptActivations:
         """Note that an outermost module call begins that keeps nothing for a backward pass."""
         self._apart += 1
         self.now = -self._apart
-        self._drop_lower_steps(self._apart)
+        self._drop_lower_steps(self._apart, are_apart=True)
 
     def begin_call(self) -> None:
         """Note that an outermost module call begins that keeps something."""
@@ -60,7 +64,7 @@ class KeptActivations:
         self._is_round_over = False
         if self.now >= 0:
             self.now = self._last
-        self._drop_lower_steps(self._last)
+        self._drop_lower_steps(self._last, are_apart=False)
 
     def is_of_earlier_step(self, number: int) -> bool:
         """Return True for the round of a step whose backward pass is over."""
@@ -77,11 +81,8 @@ class KeptActivations:
                 break
             self._let_go[later, fqn] += size
 
-    def by_step(self, alive: Iterable[tuple[int, str, int]] = ()) -> dict[tuple[int, str], int]:
-        """Return ``{(round, fqn): bytes}``, of those that kept most.
-
-        alive: round, fqn and bytes of each activation that is not released.
-        """
+    def by_step(self, alive: _Alive) -> dict[tuple[int, str], int]:
+        """Return ``{(round, fqn): bytes}``, of those that kept most; alive: as at that time."""
         found, let_go = self._kept.copy(), self._let_go.copy()
         for number, fqn, size in alive:
             found[number, fqn] += size
@@ -97,12 +98,18 @@ class KeptActivations:
             found[key] += size
         return found
 
-    def _drop_lower_steps(self, count: int) -> None:
+    def _drop_lower_steps(self, count: int, *, are_apart: bool) -> None:
         """Forget, now and then, steps that are over and in which no module kept most."""
         if count % _OFTEN:
             return
+        alive = () if are_apart else self._alive(self._first)
         # Results of the last ones may be held until those of the next replace them.
-        kept = {*_highest(self.by_step()), self._last - 1, self._last, 1 - self._apart}
+        kept = {*_highest(self.by_step(alive)), self._last - 1, self._last, 1 - self._apart}
+        if are_apart:
+            for key in self._kept.copy():
+                if key[0] < 0 and key[0] not in kept:
+                    del self._kept[key]
+            return
         several = [span for span in self._several if any(span[0] <= n <= span[1] for n in kept)]
         self._several = several
         self._rounds = [number for number in self._rounds if number in kept]
@@ -110,7 +117,9 @@ class KeptActivations:
             if key[0] not in kept:
                 del self._let_go[key]
         for key in self._kept.copy():
-            if key[0] not in kept and not any(first <= key[0] <= last for first, last in several):
+            number = key[0]
+            is_of_several = any(first <= number <= last for first, last in several)
+            if number >= 0 and number not in kept and not is_of_several:
                 del self._kept[key]
 
 

@@ -433,6 +433,19 @@ def test_window_of_the_latest_results_is_held_with_the_next_one(window: int) -> 
     assert activations_of(model, run) == [(window + 1) * WIDTH * F32] * 2
 
 
+def test_result_that_is_held_for_long_counts_in_rounds_that_kept_less_without_it() -> None:
+    model = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+
+    def run() -> None:
+        for rows in (100, *[1] * 200):
+            model(torch.ones(rows, WIDTH, requires_grad=True))
+        kept = model(torch.ones(500, WIDTH, requires_grad=True))  # noqa: F841
+        for rows in (90, *[1] * 200):
+            model(torch.ones(rows, WIDTH, requires_grad=True))
+
+    assert activations_of(model, run) == [(500 + 90) * WIDTH * F32] * 2
+
+
 def test_results_that_are_dropped_together_are_held_together() -> None:
     model = nn.Sequential(nn.Tanh(), nn.Sigmoid())
 
