@@ -114,7 +114,8 @@ def _module_calls() -> Iterator[Mapping[str, Any]]:
 def is_in_custom_function() -> bool:
     """Return True if the forward of a custom ``torch.autograd.Function`` runs the operator.
 
-    It runs without gradients, whatever the mode is outside.
+    It runs without gradients, whatever the mode is outside. It must be a function called forward:
+    to compare each frame with all such functions would take longer than most operators.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
