@@ -101,7 +101,9 @@ def _extra_repr(module: nn.Module, known: dict[Any, str]) -> str:
     own, parameters = module.__dict__, module._parameters
     try:
         if "extra_repr" not in own:
-            key = extra_repr, attributes(own), parameters["bias"] is None
+            values = attributes(own)
+            kinds = tuple(map(type, values))  # 1 and 1.0 are equal, and do not print alike
+            key = extra_repr, values, kinds, parameters["bias"] is None
             found = known.get(key)
             if found is None:
                 found = known[key] = _ask_extra_repr(module)

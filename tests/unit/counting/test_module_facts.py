@@ -83,6 +83,9 @@ PAIRS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "num_features": (lambda: nn.BatchNorm2d(2), lambda: nn.BatchNorm2d(3)),
     "eps of a batch norm": (lambda: nn.BatchNorm2d(2), lambda: nn.BatchNorm2d(2, eps=1e-3)),
     "momentum": (lambda: nn.BatchNorm2d(2), lambda: nn.BatchNorm2d(2, momentum=None)),
+    "kind of a number": (
+        lambda: nn.BatchNorm2d(2, momentum=1), lambda: nn.BatchNorm2d(2, momentum=1.0),
+    ),
     "affine batch norm": (lambda: nn.BatchNorm2d(2), lambda: nn.BatchNorm2d(2, affine=False)),
     "track_running_stats": (
         lambda: nn.BatchNorm2d(2), lambda: nn.BatchNorm2d(2, track_running_stats=False),
