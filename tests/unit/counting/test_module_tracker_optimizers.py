@@ -381,8 +381,14 @@ class _Product(torch.autograd.Function):
         return grad @ b.T, a.T @ grad
 
 
-class _ProductUnderAutocast(_Product):
-    forward = staticmethod(torch.amp.custom_fwd(_Product.forward, device_type="cpu"))  # type: ignore[assignment]
+class _ProductUnderAutocast(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return _product(a, b)
+
+    backward = _Product.backward
 
 
 class _ProductWithoutContext(torch.autograd.Function):

@@ -372,17 +372,26 @@ def test_layer_that_ran_without_the_mode_has_the_workspace_of_the_call_that_it_i
     assert profile.memory.peak_bytes == (1 + 4) * 3 * 5 * F32 + size
 
 
-def test_layer_is_dispatched_where_another_kernel_may_run_it(passed: list[str]) -> None:
-    model = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1, groups=2), nn.Identity())
+def passed_so_far(model: nn.Module, x: Tensor, passed: list[str], *, with_mkldnn: str) -> list[int]:
+    """Return how many layers have run without the mode after each of five calls.
+
+    with_mkldnn: "0" or "1" for each call.
+    """
     seen: list[int] = []
 
     def program(model: nn.Module) -> None:
-        with torch.no_grad(), torch.backends.mkldnn.flags(enabled=len(seen) != 3, allow_tf32=None):
-            model(torch.ones(2, 6, 7, 5))
+        is_on = with_mkldnn[len(seen)] == "1"
+        with torch.no_grad(), torch.backends.mkldnn.flags(enabled=is_on, allow_tf32=None):
+            model(x)
         seen.append(len(passed))
 
-    followed(model, program, 5)
-    assert seen == [0, 0, 1, 1, 2]
+    followed(nn.Sequential(model, nn.Identity()), program, len(with_mkldnn))
+    return seen
+
+
+def test_layer_is_dispatched_where_another_kernel_may_run_it(passed: list[str]) -> None:
+    layer, x = nn.Conv2d(6, 6, 3, padding=1, groups=2), torch.ones(2, 6, 7, 5)
+    assert passed_so_far(layer, x, passed, with_mkldnn="11101") == [0, 0, 1, 1, 2]
 
 
 def test_layer_whose_kernel_took_nothing_is_dispatched_where_another_may_run_it(
@@ -391,15 +400,7 @@ def test_layer_whose_kernel_took_nothing_is_dispatched_where_another_may_run_it(
     """As of a convolution of size 1 in bfloat16: torch's own takes nothing, oneDNN reorders."""
     monkeypatch.setattr(workspaces, "_WORKSPACES", {})
     builtin_workspace(["aten::gelu"], always, is_steady=True)(lambda *_, **__: None)
-    model = nn.Sequential(nn.GELU(), nn.Identity())
-    seen: list[int] = []
-
-    def program(model: nn.Module) -> None:
-        with torch.backends.mkldnn.flags(enabled=len(seen) == 3, allow_tf32=None):
-            model(torch.ones(3, 5))
-        seen.append(len(passed))
-
-    followed(model, program, 5)
+    seen = passed_so_far(nn.GELU(), torch.ones(3, 5), passed, with_mkldnn="00010")
     assert seen == [0, 0, 1, 1, 2]
 
 

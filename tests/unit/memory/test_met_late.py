@@ -150,3 +150,25 @@ def test_batch_that_is_copied_to_another_device_alone_is_in_the_peak_of_its_own(
     peaks = {device.device: device.peak_bytes for device in memory_of(run, model).devices}
     assert peaks["cpu"] == 7 * 100 * F32
     assert peaks["meta"] == (10 * 100 + 7 * 100 + 7 * 10) * F32
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Tanh(), nn.Sigmoid()
+
+    def forward(self, x: torch.Tensor, load: Callable[[], torch.Tensor]) -> None:
+        y = self.first(x)
+        self.second(load())
+        del y
+
+
+def test_batch_that_a_module_reads_is_not_in_the_peak_of_the_one_before() -> None:
+    model, x, late = Two(), torch.ones(3), 10_007
+    with FlopCounterMode(model, display=False, memory=True) as counter, torch.no_grad():
+        model(x, lambda: x)
+        model(x, lambda: in_another_thread(lambda: torch.ones(late)))
+    first, second = (child.memory for child in counter.profile.root.children)
+    assert first is not None and second is not None
+    assert first.peak_bytes["forward"] == 2 * 3 * F32  # the input and the result
+    assert second.peak_bytes["forward"] == (2 * 3 + 2 * late) * F32
