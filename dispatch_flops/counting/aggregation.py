@@ -46,6 +46,9 @@ class _Sum:
             self.latency_s = (self.latency_s or 0.0) + seconds
 
 
+_Totals = dict[_Key, OpTotal]  # of one module, whose fqn the keys leave out
+
+
 class CallAggregator:
     """Sums of operator calls by module, phase and operator."""
 
@@ -157,7 +160,7 @@ class RecordedCalls:
 
     def module_calls(self) -> dict[str, int]:
         """Return ``{fqn: times its forward ran}``."""
-        found: Counter[str] = Counter()
+        found: defaultdict[str, int] = defaultdict(int)
         for fqn, phase, _, _, entered in self._calls:
             if entered and phase not in NOT_CALLS:
                 found[fqn] += entered
@@ -173,36 +176,35 @@ class RecordedCalls:
                 numbers[call] += calls
         return found
 
-    def op_totals(self, names: Mapping[str, ModuleName]) -> dict[str, list[OpTotal]]:
-        """Return the operator totals of each fqn.
+    def op_totals(self, names: Mapping[str, ModuleName]) -> dict[str, tuple[OpTotal, ...]]:
+        """Return the operator totals of each fqn, by phase, operator and dtype.
 
         names: the known modules by fqn. A share of a cost goes to its child if that is known.
         """
-        found: defaultdict[str, dict[_Key, OpTotal]] = defaultdict(dict)
+        found: defaultdict[str, list[_Totals]] = defaultdict(list)
 
-        def add(fqn: str, parts: Iterable[tuple[_Key, OpTotal]]) -> None:
-            for key, total in parts:
-                at = fqn
-                if key.child:
-                    child = join(fqn, key.child)
-                    at = child if child in names else fqn
-                    key = key._replace(child="")
-                totals = found[at]
-                totals[key] = _merge(totals[key], total) if key in totals else total
+        def add(fqn: str, child: str, totals: _Totals) -> None:
+            below = join(fqn, child) if child else fqn
+            found[below if below in names else fqn].append(totals)
 
         for key, total in self._sums.items():
-            add(key.fqn, [(key._replace(fqn=""), _op_total(key, total))])
+            add(key.fqn, key.child, {key._replace(fqn="", child=""): _op_total(key, total)})
         # Most modules make the same calls as another one: they share these totals.
-        shared: dict[Any, list[tuple[_Key, OpTotal]]] = {}
+        of_calls: dict[Any, dict[str, _Totals]] = {}
         for fqn, phase, counts, seconds, _ in self._calls:
-            for call in {**counts, **seconds} if seconds else counts:
-                same = (phase, call, counts.get(call, 0), seconds.get(call))
-                if same not in shared:
-                    sums: defaultdict[_Key, _Sum] = defaultdict(_Sum)
-                    _add_call(sums, "", *same)
-                    shared[same] = [(key, _op_total(key, total)) for key, total in sums.items()]
-                add(fqn, shared[same])
-        return {fqn: list(totals.values()) for fqn, totals in found.items()}
+            same = phase, tuple(counts.items()), tuple(seconds.items())
+            if same not in of_calls:
+                of_calls[same] = _totals_by_child(phase, counts, seconds)
+            for child, totals in of_calls[same].items():
+                add(fqn, child, totals)
+        merged: dict[tuple[int, ...], tuple[OpTotal, ...]] = {}
+        result = {}
+        for fqn, parts in found.items():
+            together = tuple(map(id, parts))
+            if together not in merged:
+                merged[together] = _merge(parts)
+            result[fqn] = merged[together]
+        return result
 
 
 def _add_calls(sums: defaultdict[_Key, _Sum], recorded: _Calls) -> None:
@@ -219,13 +221,15 @@ def _add_call(
     calls: int,
     seconds: float | None,
 ) -> None:
-    total = sums[_key(fqn, "", phase, call)]
+    key = _key(fqn, "", phase, call)
+    total = sums[key]
     total.calls += calls
     total.add_latency(seconds)
     if call.cost is None:
         total.uncounted += calls
     for child, charged, cost in call.parts(phase):
-        sums[_key(fqn, child, charged, call)].cost += cost * calls
+        part = sums[key if charged == phase and not child else _key(fqn, child, charged, call)]
+        part.cost += cost * calls
 
 
 def _op_total(key: _Key, total: _Sum) -> OpTotal:
@@ -243,7 +247,32 @@ def _op_total(key: _Key, total: _Sum) -> OpTotal:
     )
 
 
-def _merge(a: OpTotal, b: OpTotal) -> OpTotal:
+def _totals_by_child(
+    phase: Phase, counts: Mapping[CallCost, int], seconds: Mapping[CallCost, float]
+) -> dict[str, _Totals]:
+    """Return the totals of a module's calls in a phase: by its child, and "" for its own."""
+    sums: defaultdict[_Key, _Sum] = defaultdict(_Sum)
+    _add_calls(sums, _Calls("", phase, counts, seconds))
+    found: defaultdict[str, _Totals] = defaultdict(dict)
+    for key, total in sums.items():
+        found[key.child][key._replace(child="") if key.child else key] = _op_total(key, total)
+    return found
+
+
+def _merge(parts: Iterable[_Totals]) -> tuple[OpTotal, ...]:
+    """Return the totals of all parts in order, each key once."""
+    merged: _Totals = {}
+    for totals in parts:
+        for key, total in totals.items():
+            merged[key] = _add(merged[key], total) if key in merged else total
+    return tuple(sorted(merged.values(), key=_order))
+
+
+def _order(op: OpTotal) -> tuple[str, ...]:
+    return str(op.phase), op.op, str(op.dtype)
+
+
+def _add(a: OpTotal, b: OpTotal) -> OpTotal:
     """Return two totals of one key as one; the time of a call may come without its number."""
     calls, uncounted = a.calls + b.calls, a.uncounted + b.uncounted
     return replace(

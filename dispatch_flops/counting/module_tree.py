@@ -81,7 +81,9 @@ def sort_children(named: ModuleName, children: list[str]) -> list[str]:
     """Sort fqns of children in the order of the module; those that it does not hold come last."""
     if len(children) < 2:
         return children
-    names = (join(named.fqn, name) for name in named.facts.children)
+    names = [join(named.fqn, name) for name in named.facts.children]
+    if names == children:
+        return names
     position = {fqn: number for number, fqn in enumerate(names)}
     return sorted(children, key=lambda fqn: position.get(fqn, len(position)))
 

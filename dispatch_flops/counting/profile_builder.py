@@ -22,7 +22,7 @@ from dispatch_flops.profile import (
 )
 from dispatch_flops.profile.cost import Phase
 from dispatch_flops.profile.seconds import timed_phase
-from dispatch_flops.profile.tree import NO_MODEL, SEVERAL_MODELS
+from dispatch_flops.profile.tree import NO_MODEL, SEVERAL_MODELS, new_node
 
 _NOT_MEASURED = PhaseSeconds()
 
@@ -76,7 +76,7 @@ class ProfileBuilder:
     """Builds the trees of modules, the model's and the outside's, from the leaves up."""
 
     def __init__(
-        self, names: ModuleNames, ops: Mapping[str, list[OpTotal]], observed: Observed
+        self, names: ModuleNames, ops: Mapping[str, tuple[OpTotal, ...]], observed: Observed
     ) -> None:
         self._names = names
         self._ops = ops
@@ -147,7 +147,9 @@ class ProfileBuilder:
         """Yield the keys of parameters that operators do not see, of modules that ran."""
         for fqn, named in list(self._names.by_fqn.items()):
             if self._observed.calls.get(fqn):
-                yield from (facts.key for facts in named.facts.parameters if facts.is_hidden)
+                for facts in named.facts.parameters:
+                    if facts.is_hidden:
+                        yield facts.key
 
     def build_model(self) -> ModuleNode:
         """Return the tree of the model, or of all models below a root without a module."""
@@ -176,19 +178,19 @@ class ProfileBuilder:
         """Return the tree from ``top`` down."""
         built: dict[str, ModuleNode] = {}
         for fqn in reversed(self._order(top)):
-            children = tuple(built.pop(child) for child in self._children.get(fqn, ()))
+            children = tuple([built.pop(child) for child in self._children.get(fqn, ())])
             built[fqn] = self._build_node(fqn, self._names.by_fqn.get(fqn), children)
         return built[top]
 
     def _build_node(
         self, fqn: str, named: ModuleName | None, children: tuple[ModuleNode, ...]
     ) -> ModuleNode:
-        ops = tuple(sorted(self._ops.get(fqn, ()), key=_order))
+        ops = self._ops.get(fqn, ())
         shown = self.shown(fqn)
         params = self._params[self._holders[fqn]]
         parent = named.parent.fqn if named is not None and named.parent is not None else OUTSIDE
         name = fqn[len(parent) + 1 :] if fqn.startswith(f"{parent}.") else shown
-        return ModuleNode(
+        return new_node(
             fqn=shown,
             name=name if shown else "",
             class_name=_class_name(fqn, named),
@@ -231,10 +233,6 @@ class ProfileBuilder:
             return in_operators
         measured = self._observed.latency_s.get(fqn)
         return None if measured is None else max(measured, in_operators or 0.0)
-
-
-def _order(op: OpTotal) -> tuple[str, ...]:
-    return str(op.phase), op.op, str(op.dtype)
 
 
 def _local_params(params: ParameterCounts) -> int | None:

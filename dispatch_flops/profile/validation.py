@@ -14,6 +14,7 @@ from dispatch_flops.profile.tree import ModuleNode, OpTotal, sum_of_parts
 
 _COUNTS = ("calls", "own_params", "total_params", "active_params", "trainable_params")
 _counts_of = operator.attrgetter(*_COUNTS)
+_INTS = {int}
 _SIZES = ("world_size", "data_parallel_size", "model_parallel_size")
 
 
@@ -37,23 +38,23 @@ def flaws(node: ModuleNode, params_elsewhere: int, checked: set[int]) -> Iterato
     if "_totals" in node.__dict__:  # else not computed yet; they will be the sums
         yield from _wrong_totals(node)
     counts = _counts_of(node)
-    if not all(map(_is_count, counts)):
+    if not _are_counts(counts):
         for name, count in zip(_COUNTS, counts, strict=True):
             if not _is_count(count):
                 yield f"{name} = {count!r} is not a count"
     if node.tokens is not None and not _is_count(node.tokens):
         yield f"tokens = {node.tokens!r} is not a count"
+    own, total = node.own_params, node.total_params
     below = [child.total_params for child in node.children]
     # Parameters beyond its own and its children's are those of a shared module, which the tree
     # has under another parent.
-    most = node.own_params + sum(below) + params_elsewhere
-    if not max(node.own_params, *below, 0) <= node.total_params <= most:
-        yield f"total_params = {node.total_params} are not its own {node.own_params} and {below}"
-    if max(node.active_params, node.trainable_params) > node.total_params:
+    if not max(own, *below, 0) <= total <= own + sum(below) + params_elsewhere:
+        yield f"total_params = {total} are not its own {own} and {below}"
+    if node.active_params > total or node.trainable_params > total:
         yield "more active or trainable parameters than parameters"
     local = node.local_params
-    if local is not None and not (_is_count(local) and local <= node.total_params):
-        yield f"local_params = {local!r} are not a part of {node.total_params}"
+    if local is not None and not (_is_count(local) and local <= total):
+        yield f"local_params = {local!r} are not a part of {total}"
     if node.seconds or node.latency_spread_s is not None:
         yield from flaws_of_seconds((*node.seconds.values(), node.latency_spread_s))
     if node.memory is not None:
@@ -123,7 +124,7 @@ def _wrong_totals(node: ModuleNode) -> Iterator[str]:
 
 def _flaws_of_op(op: OpTotal) -> Iterator[str]:
     counts = (op.calls, op.uncounted, *counts_of(op.cost or ZERO))
-    if not all(map(_is_count, counts)) or op.uncounted > op.calls:
+    if not _are_counts(counts) or op.uncounted > op.calls:
         yield f"{op} has a count that is not a count"
     if not _is_phase(op.phase):
         yield f"{op} has no phase"
@@ -160,6 +161,11 @@ def _is_phase(name: object) -> bool:
 
 def _count_or_0(number: object) -> int:
     return number if isinstance(number, int) else 0
+
+
+def _are_counts(numbers: tuple[int, ...]) -> bool:
+    """Return True if each is a count: ``_is_count`` takes longer, and profiles have many."""
+    return {*map(type, numbers)} == _INTS and min(numbers) >= 0
 
 
 def _is_count(number: object) -> bool:

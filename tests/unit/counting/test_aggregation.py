@@ -92,6 +92,23 @@ def test_op_totals_of_costs_with_one_name_are_one(aggregated: bool) -> None:
     assert (unknown.calls, unknown.uncounted, unknown.cost) == (7, 7, None)
 
 
+def test_modules_with_the_same_calls_share_their_totals() -> None:
+    alike = ("a", "b")
+    found = recorded(
+        *(calls(fqn, "forward", {MM: 2, UNKNOWN: 1}) for fqn in alike),
+        *(calls(fqn, "backward", {MM: 5}) for fqn in (*alike, "c")),
+        calls("d", "forward", {MM: 2, UNKNOWN: 1}, {MM: 0.5}),
+        calls("e", "forward", {MM: 2, UNKNOWN: 1}, {MM: 0.25}),
+        aggregated=False,
+    ).op_totals({})
+    assert found["a"] is found["b"]
+    assert [(op.phase, op.op, op.calls) for op in found["a"]] == [
+        ("backward", MM.op, 5), ("forward", MM.op, 2), ("forward", UNKNOWN.op, 1)
+    ]  # fmt: skip
+    assert found["c"] == (found["a"][0],)
+    assert [op.latency_s for op in (*found["d"], *found["e"])] == [0.5, None, 0.25, None]
+
+
 @pytest.mark.parametrize("aggregated", [False, True])
 def test_time_that_comes_after_its_calls_is_theirs(aggregated: bool) -> None:
     """Events tell the time of a call when its number is aggregated already."""

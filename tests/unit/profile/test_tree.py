@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from dispatch_flops.errors import ConfigError
-from dispatch_flops.profile import ModuleNode
+from dispatch_flops.profile import ModuleNode, PhaseSeconds
 from dispatch_flops.profile.cost import OpCost
-from dispatch_flops.profile.tree import map_tree
+from dispatch_flops.profile.tree import map_tree, new_node
 from tests.helpers.trees import (
     SMALL,
     deep,
@@ -22,6 +23,21 @@ from tests.helpers.trees import (
 )
 
 DEEP = 5_000
+
+
+def test_new_node_is_as_the_constructor_makes_it() -> None:
+    fields: dict[str, Any] = {
+        "fqn": "a.b", "class_name": "Linear", "calls": 3, "total_params": 5,
+        "seconds": PhaseSeconds({"forward": 0.5}), "children": (module("ReLU"),),
+    }  # fmt: skip
+    made, node = ModuleNode(**fields), new_node(**fields)
+    assert type(node) is ModuleNode
+    assert node == made
+    assert hash(node) == hash(made)
+    assert dataclasses.asdict(node) == dataclasses.asdict(made)
+    assert dataclasses.replace(node, calls=7) == dataclasses.replace(made, calls=7)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        node.calls = 7  # type: ignore[misc]
 
 
 def test_total_is_the_sum_over_phases_and_children() -> None:
