@@ -96,8 +96,7 @@ def libraries_loaded() -> Hashable:
     """Return a value that changes when a library adds operators.
 
     A library adds them when it is imported, by torch.ops.load_library, or in Python by
-    torch.library. Listing all operators instead takes milliseconds. The package's own ``Kernels``
-    do not change it. Public: none.
+    torch.library. Listing all operators instead takes milliseconds. Public: none.
     """
     global _libraries
     defined, implemented = torch.library._defs, torch.library._impls  # type: ignore[attr-defined]
@@ -105,12 +104,12 @@ def libraries_loaded() -> Hashable:
         len(sys.modules),
         len(torch.ops.loaded_libraries),
         len(defined),
-        len(implemented) - len(_own_kernels),
+        len(implemented),
     )
     # Every counter asks. Torch's own names stay, and are not compared.
     known = _libraries
     if known[0] != sizes or not (known[1] <= defined and known[2] <= implemented):
-        added = frozenset(implemented - _implemented_at_import - _own_kernels)
+        added = frozenset(implemented - _implemented_at_import)
         _libraries = sizes, frozenset(defined - _defined_at_import), added
     return _libraries
 
@@ -118,7 +117,6 @@ def libraries_loaded() -> Hashable:
 _libraries: tuple[Any, ...] = ((), frozenset(), frozenset())
 _defined_at_import = frozenset(torch.library._defs)  # type: ignore[attr-defined]
 _implemented_at_import = frozenset(torch.library._impls)  # type: ignore[attr-defined]
-_own_kernels: set[str] = set()  # as torch.library names them
 
 
 def kernel_of(op: OpOverload) -> Callable[..., Any]:
@@ -210,8 +208,8 @@ def autograd_kernel(op: OpOverload, key: str) -> Callable[..., Any] | None:
     it calls them, and would find the one that is to replace it. Public:
     ``torch.library.get_kernel``, whose result's method ``call_boxed`` is documented with it.
     """
-    name = op.name()
-    if _noted(op, key) in torch.library._impls:  # type: ignore[attr-defined]
+    name, noted = op.name(), _noted(op, key)
+    if noted in torch.library._impls or noted in _own_kernels:  # type: ignore[attr-defined]
         return None
     is_autograds = has_kernel(name, "Autograd") or has_kernel(name, key)
     if has_kernel(name, key.removeprefix("Autograd")) and not is_autograds:
@@ -249,6 +247,9 @@ def transform_kernels(op: OpOverload) -> dict[str, Callable[..., Any]]:
     return {key: torch.library.get_kernel(op, key).call_boxed for key in keys}
 
 
+_own_kernels: set[str] = set()  # of ``Kernels``, as torch.library would name them
+
+
 def _noted(op: OpOverload, key: str) -> str:
     """Return how ``torch.library`` notes a kernel in Python."""
     return f"{op.namespace}/{op.name().partition('::')[2]}/{key}"
@@ -273,30 +274,25 @@ def _hidden_warning_of_replacement(op: OpOverload, key: str) -> Iterator[None]:
 class Kernels:
     """Kernels in Python for operators of one library, until they are removed.
 
-    Public: ``torch.library.Library``, which has no public way to remove them.
+    Public: ``torch.library.Library``, which has no public way to remove them, takes three times as
+    long, and refuses a kernel for the meta device of a composite operator.
     """
 
     def __init__(self, namespace: str) -> None:
-        self._library = torch.library.Library(namespace, "IMPL")
+        self._library: Any = torch._C._dispatch_library("IMPL", namespace, "", __file__, 0)
+        self._names: set[str] = set()
 
     def register(self, op: OpOverload, kernel: Callable[..., Any], key: str) -> None:
         """Have ``kernel(keyset, *args, **kwargs)`` run ``op`` where this key comes first."""
-        noted = _noted(op, key)
-        if noted not in torch.library._impls:  # type: ignore[attr-defined]
-            # Removed with the others, also if an interrupt comes between torch's two notes of it.
-            self._library._op_impls.add(noted)
+        self._names.add(_noted(op, key))
+        _own_kernels.update(self._names)
         with _hidden_warning_of_replacement(op, key):
-            if key == "Meta":  # the library refuses, for a composite operator
-                library: Any = self._library.m
-                library.impl(op.name().partition("::")[2], key, kernel, True)
-            else:
-                self._library.impl(op, kernel, key, with_keyset=True)
-        _own_kernels.update(self._library._op_impls)
+            self._library.impl(op.name().partition("::")[2], key, kernel, True)
 
     def remove(self) -> None:
         """Remove the kernels; does nothing the second time."""
-        _own_kernels.difference_update(self._library._op_impls)
-        self._library._destroy()
+        _own_kernels.difference_update(self._names)
+        self._library.reset()
 
 
 def is_flash_chosen_on_cpu(*args: Any, **kwargs: Any) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, OpCost, Profile, Share, Split, _torch, overridden
+from dispatch_flops.counting import autograd_kernels
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators import composites
 from dispatch_flops.operators.registry import register_flops, unregister_flops
@@ -547,14 +548,18 @@ def test_composite_of_torch_is_not_noted_where_another_counter_has_a_formula() -
 
 
 def test_interrupt_of_a_registration_leaves_no_kernel_behind() -> None:
-    impl = torch.library.Library.impl.__code__
-    before = {*torch.library._impls}
+    registering = {
+        function.__code__ for function in (autograd_kernels._update, autograd_kernels._register)
+    } | {_torch.Kernels.register.__code__}
+    attention = "aten::scaled_dot_product_attention"
+    before = torch._C._dispatch_dump(attention), {*_torch._own_kernels}
     for step in itertools.count():
-        with interrupted_at(step, lambda frame: frame.f_code is impl):
+        with interrupted_at(step, lambda frame: frame.f_code in registering):
             try:
                 with FlopCounterMode(display=False):
+                    assert torch._C._dispatch_dump(attention) != before[0]
                     break
             except KeyboardInterrupt:
-                assert {*torch.library._impls} == before
-    assert step > 20  # two kernels of attention, of about 15 lines each
-    assert {*torch.library._impls} == before
+                assert (torch._C._dispatch_dump(attention), _torch._own_kernels) == before
+    assert step > 20  # two kernels of attention, of several lines each
+    assert (torch._C._dispatch_dump(attention), _torch._own_kernels) == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dispatch_flops import FlopCounterMode, Profile
+from dispatch_flops.counting import meta_rms_norm
 
 M, D = 3, 7  # rows and width
 N = M * D
@@ -188,6 +189,17 @@ def test_graph_that_is_traced_of_a_step_computes_what_the_step_does() -> None:
     with FlopCounterMode(display=False, target="cuda"):
         graph = make_fx(gradient, tracing_mode="fake")(x)
     torch.testing.assert_close(graph(x), gradient(x))
+
+
+def test_kernel_of_autograd_is_never_a_counters_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outer counter finds the program's kernel in that place, and the inner one the other's."""
+    monkeypatch.setattr(meta_rms_norm, "_of_autograd", [])
+    with ExitStack() as stack:
+        with torch.library._scoped_library("aten", "IMPL") as library:
+            library.impl("_fused_rms_norm", lambda *_: None, "AutogradMeta")
+            stack.enter_context(FlopCounterMode(display=False, target="cuda"))
+        profile = profile_of(step_of())
+    assert operators(profile) > PARTS
 
 
 def test_nothing_is_left_behind() -> None:
