@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from dispatch_flops.cli import check, clusters, compare, ops, plan, profile, show, sweep
 from dispatch_flops.cli.output import emit
+from dispatch_flops.cli.suggestions import did_you_mean
 from dispatch_flops.errors import TargetError
 
 _DESCRIPTION = """\
@@ -68,7 +69,12 @@ def complete_shell(parser: argparse.ArgumentParser) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """ArgumentParser that raises its errors, so that ``main`` reports them like all others."""
+    """ArgumentParser that raises its errors, so that ``main`` reports them like all others.
+
+    commands: the parsers of the commands.
+    """
+
+    commands: Any
 
     def error(self, message: str) -> NoReturn:
         raise TargetError(f"{message} (see {self.prog} --help)")
@@ -77,8 +83,10 @@ class Parser(argparse.ArgumentParser):
         """Parse the arguments of a command; an unknown one is reported with the command's help."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            help_of = f"{self.prog} {options.command} --help"
-            raise TargetError(f"unrecognized arguments: {' '.join(unknown)} (see {help_of})")
+            command: Any = self.commands.choices[options.command]
+            hint = did_you_mean(unknown[0], command._option_string_actions)
+            help_of = f"(see {command.prog} --help)"
+            raise TargetError(f"unrecognized arguments: {' '.join(unknown)}{hint} {help_of}")
         return options
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -101,7 +109,7 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"dispatch-flops {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    parser.commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     for add_command in (
         profile.add_profile,
         profile.add_demo,
@@ -115,5 +123,5 @@ def build_parser() -> Parser:
         clusters.add_simulate,
         ops.add_ops,
     ):
-        add_command(commands)
+        add_command(parser.commands)
     return parser

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -15,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from dispatch_flops.cli.suggestions import did_you_mean
 from dispatch_flops.cli.targets.inputs import Inputs, Variables, as_inputs
 from dispatch_flops.cli.targets.source import raise_target_error, require_file, require_model
 from dispatch_flops.errors import TargetError
@@ -96,7 +96,8 @@ def _find_object(target: str, expected: str) -> Any:
     found: Any = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     for part in name.split("."):
         if not hasattr(found, part):
-            raise TargetError(f"{where} has no {name!r}{_suggestion(part, found)}")
+            public = [other for other in dir(found) if not other.startswith("_")]
+            raise TargetError(f"{where} has no {name!r}{did_you_mean(part, public)}")
         found = getattr(found, part)
     return found
 
@@ -153,9 +154,3 @@ def _import_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise_target_error(f"importing {path}", error)
     return module
-
-
-def _suggestion(name: str, holder: Any) -> str:
-    public = [other for other in dir(holder) if not other.startswith("_")]
-    close = difflib.get_close_matches(name, public, n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else ""

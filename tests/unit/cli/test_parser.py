@@ -51,8 +51,13 @@ def test_help_of_a_command_shows_examples(run: Run, command: str) -> None:
             "the following arguments are required: TARGET (see dispatch-flops profile --help)",
         ),
         (
-            ("profile", "net.py:make", "--dep", "1"),
-            "unrecognized arguments: --dep 1 (see dispatch-flops profile --help)",
+            ("profile", "net.py:make", "--lethargy", "1"),
+            "unrecognized arguments: --lethargy 1 (see dispatch-flops profile --help)",
+        ),
+        (
+            ("profile", "net.py:make", "--detph", "1"),
+            "unrecognized arguments: --detph 1; did you mean --depth or --dtype? (see "
+            "dispatch-flops profile --help)",
         ),
     ],
 )
