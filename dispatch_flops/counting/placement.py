@@ -128,7 +128,14 @@ def run_info(
 
 @functools.cache
 def _platform() -> str:
-    return platform.platform()
+    """Return the operating system with its version, the architecture and the C library.
+
+    ``platform.platform()`` starts a process to ask for the processor, which takes long in a program
+    that has much memory, and may do harm in one that has threads, or uses MPI.
+    """
+    system, c_library = platform.uname(), "".join(platform.libc_ver())
+    parts = [system.system, system.release, system.machine]
+    return "-".join([*parts, "with", c_library] if c_library else parts)
 
 
 @functools.cache
@@ -181,7 +188,8 @@ def device_name(device: torch.device | str) -> str | None:
 def _cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:  # only as far as the first core's
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()

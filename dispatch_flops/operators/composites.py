@@ -23,8 +23,13 @@ _OF_TORCH = frozenset(
 
 # Further ones: autograd takes none of their operators apart. They are not asked at every start.
 _NEVER_TAKEN_APART = frozenset(
-    ("symm_mem", "static_runtime", "_quantized", "onednn", "debugprims", "inductor_prims")
+    """
+    symm_mem static_runtime _quantized onednn debugprims inductor_prims rngprims profiler
+    mkl mkldnn_prepacked quantization c10d _native debug_mode_ops
+    """.split()
 )
+# Most operators are of the first.
+_NOT_ASKED = tuple(f"{name}::" for name in ("aten", *sorted(_OF_TORCH | _NEVER_TAKEN_APART)))
 
 
 def is_composite(func: OpOverload) -> bool:
@@ -99,15 +104,7 @@ def operators_of_extensions() -> list[OpOverload]:
 
 @functools.lru_cache(maxsize=1)
 def _list_extensions(_loaded: Hashable) -> list[OpOverload]:
-    found = (op for op in map(_find_extension, _torch.all_operator_names()) if op is not None)
-    return [op for op in found if is_taken_apart(op) or may_bypass_device_kernel(op)]
-
-
-@functools.cache
-def _find_extension(name: str) -> OpOverload | None:
-    """Return the overload called ``"lib::op.overload"`` if its library is not torch's own."""
-    library = name.partition("::")[0]
-    if library in _OF_TORCH or library in _NEVER_TAKEN_APART:
-        return None
-    op = find_loaded(name if "." in name else f"{name}.default")
-    return op if isinstance(op, OpOverload) else None
+    names = [name for name in _torch.all_operator_names() if not name.startswith(_NOT_ASKED)]
+    found = [find_loaded(name if "." in name else f"{name}.default") for name in names]
+    asked = [op for op in found if isinstance(op, OpOverload)]
+    return [op for op in asked if is_taken_apart(op) or may_bypass_device_kernel(op)]

@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import platform
+import subprocess
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -19,7 +20,7 @@ from torch import nn
 
 import dispatch_flops
 from dispatch_flops import FlopCounterMode, Profile, profile_model
-from dispatch_flops.counting import first_call
+from dispatch_flops.counting import first_call, placement
 from dispatch_flops.profile import RunInfo, TensorInput
 from dispatch_flops.profilers.training import StepProfiler
 
@@ -204,6 +205,16 @@ def test_versions_platform_and_date_are_recorded() -> None:
     assert run.python_version == platform.python_version()
     assert run.dispatch_flops_version == dispatch_flops.__version__
     assert run.platform == platform.platform()
+
+
+def test_no_process_is_started_to_ask_for_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> str:
+        pytest.fail(f"{args} was to be started")
+
+    monkeypatch.setattr(subprocess, "check_output", refuse)
+    monkeypatch.setattr(platform, "_uname_cache", None)
+    placement._platform.cache_clear()
+    assert platform.system() in str(run_of(Attend(), torch.ones(3, 7)).platform)
 
 
 def test_json_holds_the_shape_as_a_list_and_reads_back_equal() -> None:

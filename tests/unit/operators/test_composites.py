@@ -73,6 +73,7 @@ def test_operators_that_are_not_asked_are_taken_apart_by_no_autograd_kernel() ->
             op = getattr(getattr(torch.ops, library), packet)
             found = getattr(op, overload_name or "default", None)
             assert found is None or not composites.is_taken_apart(found), name
+            assert found is None or not composites.may_bypass_device_kernel(found), name
             asked += 1
     assert asked
 
