@@ -12,6 +12,7 @@ from dispatch_flops import _torch
 from dispatch_flops._torch import OpOverload
 from dispatch_flops.memory.reused_arguments import may_reuse
 from dispatch_flops.operators import registry
+from dispatch_flops.operators.memory import stored_parts
 from dispatch_flops.operators.tensors import is_sparse, tensors_in
 
 Allocation = Literal[
@@ -76,18 +77,10 @@ def _find_dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             if isinstance(inner, torch.Tensor):  # DTensor names its mesh, too
                 yield from dense_parts_of(inner)
     elif is_sparse(tensor):
-        for part in _sparse_parts_of(tensor):
+        for part in stored_parts(tensor):
             yield from dense_parts_of(part)
     elif _torch.has_storage(tensor):
         yield tensor
-
-
-def _sparse_parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
 
 def tensors_taken(func: Any) -> Taken:
