@@ -175,7 +175,7 @@ def check_options(options: Namespace, *, but: Collection[str] = ()) -> None:
             )
 
 
-def refuse_options(options: Namespace, *, of: str, but: Collection[str] = ()) -> None:
+def refuse_options(options: Namespace, *, of: str, but: Collection[str]) -> None:
     """Raise TargetError for an option of what is shown that has no effect on ``of``."""
     for name, option in _given(options):
         if name not in but:

@@ -93,7 +93,7 @@ def in_order(phases: Iterable[Phase | None]) -> tuple[Phase, ...]:
     return (*(p for p in PHASES if p in seen), *(p for p in seen if p not in PHASES))
 
 
-def check_phase(phase: Phase | None, others: Iterable[Phase | None] = ()) -> None:
+def check_phase(phase: Phase | None, others: Iterable[Phase | None]) -> None:
     """Raise ConfigError if ``phase`` is neither standard nor one of ``others``; None is all."""
     known = in_order((*PHASES, *others))
     if phase is not None and phase not in known:

@@ -323,7 +323,7 @@ def _check_engine(engine: Any) -> None:
         )
 
 
-def engine_facts(engine: Any, model: nn.Module, micro_batches: int = 1) -> dict[str, Any]:
+def engine_facts(engine: Any, model: nn.Module, micro_batches: int) -> dict[str, Any]:
     """Return the sizes of an engine's world, groups and batch as fields of ``RunInfo``.
 
     micro_batches: the micro-batches of the profiled part; the batch size counts all of them.

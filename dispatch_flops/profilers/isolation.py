@@ -21,7 +21,7 @@ _CONTAINERS = (dict, OrderedDict, list, set)  # not subclasses: writing to those
 
 
 @contextmanager
-def isolated(model: nn.Module, *, on_meta: bool = False) -> Iterator[None]:
+def isolated(model: nn.Module, *, on_meta: bool) -> Iterator[None]:
     """Run the model in evaluation mode inside; flags and random state are as before afterwards.
 
     on_meta: the model's tensors have no data inside.

@@ -189,7 +189,7 @@ def _time(
     measured = medians(passes)
     if is_method or "" not in measured:  # hooks tell of ``forward``, which is at most a part
         measured[""] = forward_s
-    seconds = within_parents(fit_to_whole(measured, "", forward_s), names)
+    seconds = within_parents(fit_to_whole(measured, forward_s), names)
     timing = StepTiming(
         seconds=PhaseSeconds({"forward": forward_s, "backward": backward_s}),
         spread_s=spread_s,

@@ -330,7 +330,7 @@ class RunningStep:
         )
 
     def _state_after(
-        self, event: Hashable, at: Position, key: Hashable, *, is_opaque: bool = False
+        self, event: Hashable, at: Position, key: Hashable, *, is_opaque: bool
     ) -> State:
         """Return the state of the position that ``event`` led to."""
         at.history = (*at.history, event)

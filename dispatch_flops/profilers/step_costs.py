@@ -303,7 +303,7 @@ class States:
     due: steps that may run a segment of unknown cost, and are to be counted from their beginning.
     """
 
-    def __init__(self, *, varies: bool = False) -> None:
+    def __init__(self, *, varies: bool) -> None:
         self._by_key: dict[Hashable, dict[Hashable, State]] = {}  # and by history
         self.blocked: set[State] = set()
         self.due: set[int] = set()

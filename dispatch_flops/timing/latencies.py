@@ -24,13 +24,13 @@ def time_calls(run: Callable[[], Any], repeats: int, now: Now) -> tuple[float, f
     return statistics.median(taken), spread
 
 
-def fit_to_whole(seconds: dict[str, float], root: str, whole: float) -> dict[str, float]:
-    """Scale the latencies of modules so that ``root`` takes ``whole``, its time without hooks.
+def fit_to_whole(seconds: dict[str, float], whole: float) -> dict[str, float]:
+    """Scale the latencies of modules so that the root takes ``whole``, its time without hooks.
 
     The pass with hooks is another run of the model, in which the root takes a little more or less.
     With one factor for all modules, the sum of children never exceeds their parent.
     """
-    measured = seconds.get(root)
+    measured = seconds.get("")
     if not measured:
         return seconds
     factor = whole / measured

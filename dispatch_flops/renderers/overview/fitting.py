@@ -28,7 +28,7 @@ def fitted_table(
     *,
     width: int | None,
     style: Style,
-    dropped_first: Iterable[str] = (),
+    dropped_first: Iterable[str],
     least_label: int,
 ) -> str:
     """Return a table of labels and named columns, in lines of at most ``width`` characters.

@@ -32,8 +32,8 @@ def test_time_calls_of_one_call_has_no_spread() -> None:
 
 
 def test_fit_to_whole_scales_all_modules_by_one_factor() -> None:
-    assert fit_to_whole({"": 2.0, "a": 1.0}, "", 3.0) == {"": 3.0, "a": 1.5}
-    assert fit_to_whole({"a": 1.0}, "", 3.0) == {"a": 1.0}
+    assert fit_to_whole({"": 2.0, "a": 1.0}, 3.0) == {"": 3.0, "a": 1.5}
+    assert fit_to_whole({"a": 1.0}, 3.0) == {"a": 1.0}
 
 
 def test_medians_ignore_passes_in_which_a_module_did_not_run() -> None:
