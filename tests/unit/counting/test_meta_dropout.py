@@ -60,11 +60,16 @@ def test_target_cpu_takes_dropout_apart_as_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p", "training"), [(0.0, True), (1.0, True), (0.3, False)], ids=["none", "all", "evaluation"]
+    ("rows", "p", "training"),
+    [(ROWS, 0.0, True), (ROWS, 1.0, True), (ROWS, 0.3, False), (0, 0.3, True)],
+    ids=["none", "all", "evaluation", "empty"],
 )
-def test_dropout_that_cuda_does_not_fuse_is_taken_apart(p: float, training: bool) -> None:
-    assert names(dropped(tensor(), "cuda", p, training=training)) <= {"aten.bernoulli_.float"}
-    assert names(dropped(torch.ones(0, 3, device="meta"), "cuda")) <= {"aten.bernoulli_.float"}
+def test_dropout_that_cuda_does_not_fuse_runs_as_on_the_cpu(
+    rows: int, p: float, training: bool
+) -> None:
+    on_meta, on_cpu = (torch.ones(rows, COLUMNS, device=device) for device in ("meta", "cpu"))
+    as_on_cuda = dropped(on_meta, "cuda", p, training=training)
+    assert as_on_cuda.by_operator() == dropped(on_cpu, "cpu", p, training=training).by_operator()
 
 
 def test_complex_values_drop_as_without_a_counter() -> None:
