@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dispatch_flops import Profile
 from dispatch_flops.counting import known_layers, known_steps, module_tracker
 
 
@@ -38,6 +39,22 @@ def note_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(known_steps, "begin_step", begin)
     return found
+
+
+def operators_and_memory(profile: Profile) -> Any:
+    """Return everything that a profile says of operators and of memory."""
+    memory = profile.memory
+    assert memory is not None
+    phases = ("forward", "backward", "optimizer")
+    nodes = [node for root in (profile.root, profile.outside) for node in root.walk()]
+    return (
+        memory.peak_bytes,
+        memory.peak_at,
+        memory.at_peak,
+        memory.unseen,
+        [memory.by_role(phase) for phase in phases],
+        {node.fqn: (node.memory, node.ops, node.calls) for node in nodes},
+    )
 
 
 def imported_again(module: ModuleType) -> Any:

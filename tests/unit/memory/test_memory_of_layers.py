@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,19 +14,13 @@ from dispatch_flops import FlopCounterMode, Profile, register_workspace
 from dispatch_flops.counting.known_layers import LAYERS
 from dispatch_flops.operators import workspaces
 from dispatch_flops.operators.workspaces import always, builtin_workspace
-from tests.helpers.undispatched import note_layers
+from tests.helpers.undispatched import note_layers, operators_and_memory
 
 F32 = 4
 Program = Callable[[nn.Module], Any]
 
 
-@pytest.fixture(autouse=True)
-def _collected_before() -> Iterator[None]:
-    """Keep the collector from releasing tensors in one of two runs alone."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("collected_before")
 
 
 @pytest.fixture
@@ -41,22 +34,6 @@ def followed(model: nn.Module, program: Program, calls: int, **options: Any) -> 
         for _ in range(calls):
             program(model)
     return counter.profile
-
-
-def facts(profile: Profile) -> Any:
-    """Return everything that a profile says of memory and of operators."""
-    memory = profile.memory
-    assert memory is not None
-    phases = ("forward", "backward", "optimizer")
-    nodes = [node for root in (profile.root, profile.outside) for node in root.walk()]
-    return (
-        memory.peak_bytes,
-        memory.peak_at,
-        memory.at_peak,
-        memory.unseen,
-        [memory.by_role(phase) for phase in phases],
-        {node.fqn: (node.memory, node.ops, node.calls) for node in nodes},
-    )
 
 
 class Block(nn.Module):
@@ -257,7 +234,7 @@ def check_repeated_layers(
     def run() -> Any:
         with torch.device(device):
             model = make()
-        return facts(followed(model, program, 3, memory_rounding=rounding))
+        return operators_and_memory(followed(model, program, 3, memory_rounding=rounding))
 
     found = run()
     fqns = {*passed}

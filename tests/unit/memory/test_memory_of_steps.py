@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,20 +13,14 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from dispatch_flops import FlopCounterMode, Profile, register_workspace
 from dispatch_flops.counting.known_steps import KINDS
 from dispatch_flops.operators import workspaces
-from tests.helpers.undispatched import note_steps
+from tests.helpers.undispatched import note_steps, operators_and_memory
 
 F32 = 4
 Make = Callable[..., Optimizer]
 Program = Callable[[nn.Module, Optimizer], Any]
 
 
-@pytest.fixture(autouse=True)
-def _collected_before() -> Iterator[None]:
-    """Keep the collector from releasing tensors in one of two runs alone."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("collected_before")
 
 
 @pytest.fixture
@@ -56,22 +49,6 @@ def followed(make: Make, program: Program, steps: int, **options: Any) -> Profil
         for _ in range(steps):
             program(model, optimizer)
     return counter.profile
-
-
-def facts(profile: Profile) -> Any:
-    """Return everything that a profile says of memory and of operators."""
-    memory = profile.memory
-    assert memory is not None
-    phases = ("forward", "backward", "optimizer")
-    nodes = [node for root in (profile.root, profile.outside) for node in root.walk()]
-    return (
-        memory.peak_bytes,
-        memory.peak_at,
-        memory.at_peak,
-        memory.unseen,
-        [memory.by_role(phase) for phase in phases],
-        {node.fqn: (node.memory, node.ops, node.calls) for node in nodes},
-    )
 
 
 def backward(model: nn.Module) -> None:
@@ -177,7 +154,7 @@ def test_memory_of_steps_that_are_alike_is_that_of_dispatched_ones(
     optimizer: str, name: str, passed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run() -> Any:
-        return facts(followed(OPTIMIZERS[optimizer], PROGRAMS[name], 5))
+        return operators_and_memory(followed(OPTIMIZERS[optimizer], PROGRAMS[name], 5))
 
     found = run()
     assert bool(passed) == (name != "keep_a_tensor")
