@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dispatch_flops import FlopCounterMode
 from dispatch_flops.planning.training_step import count_step
@@ -19,7 +20,8 @@ Optimizer = type[torch.optim.Optimizer]
 
 
 def model_on(device: str) -> nn.Module:
-    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))).to(device)
+    layers = (nn.Linear(WIDTH, WIDTH, bias=False, device=device) for _ in range(LAYERS))
+    return nn.Sequential(*layers)
 
 
 def memory_of_step(cls: Optimizer, device: str, target: Any, **options: Any) -> MemoryProfile:
@@ -76,6 +78,15 @@ def test_step_that_works_in_place_takes_as_much_in_lists_of_tensors(
 )
 def test_other_steps_are_exact(device: str, target: Any, options: dict[str, Any]) -> None:
     assert memory_of_step(torch.optim.AdamW, device, target, **options).decomposed == ()
+
+
+def test_step_over_fake_tensors_is_exact_if_it_is_fused() -> None:
+    with FakeTensorMode():
+        found = [
+            memory_of_step(torch.optim.AdamW, "cpu", "cuda", **options).decomposed
+            for options in ({}, {"fused": True})
+        ]
+    assert found == [("AdamW.step",), ()]
 
 
 def test_step_over_one_parameter_is_exact() -> None:
