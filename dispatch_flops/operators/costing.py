@@ -224,7 +224,7 @@ def _checked(cost: OpCost, *, are_reals: bool) -> OpCost:
 
 def _contractions_only(cost: OpCost) -> OpCost:
     """Return the cost with no FLOPs but those of its MACs."""
-    return dataclasses.replace(cost, flops=2 * cost.macs)
+    return dataclasses.replace(cost, flops=FLOPS_PER_MAC * cost.macs)
 
 
 def _contractions_only_share(share: Share) -> Share:
