@@ -69,12 +69,17 @@ def step_of(
 ) -> Callable[[], None]:
     """Return a function that runs a step; a forward pass without gradients for no optimizer.
 
-    Raises ConfigError for a name that is not an optimizer's.
+    Raises ConfigError for a name that is not an optimizer's, and TargetError for an optimizer of a
+    model that has nothing to train.
     """
     if optimizer is None:
         return _inference(model, args, kwargs)
     check_optimizer(optimizer)
     trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise TargetError(
+            "no parameter of the model requires a gradient; plan it without an optimizer"
+        )
     cls = OPTIMIZERS[optimizer]
     steps = make_optimizer(cls, trained, as_on_cuda=target == "cuda")
     return _training(model, args, kwargs, steps)
