@@ -3,7 +3,7 @@
 Such code follows a graph break, or is a whole function that could not be compiled or has exceeded
 the recompile limit. A graph break is named for the backend that torch.compile compiled for. A whole
 function is named for every backend: torch.compile marks its code, so that no backend gets it, and
-records that once in a process.
+records that once in a process. Backends that are made later name it as long as they have no graph.
 """
 
 from __future__ import annotations
@@ -109,8 +109,19 @@ class EagerParts:
         if not graphs or len(graphs) != self._known_graphs:
             self._known_graphs = len(graphs)
             self._read_modules(module_calls_of(graphs))
-        is_all_eager = not graphs and _BREAK_OWNERS.was_asked(self._backend())
-        return tuple(self._found.values()) or (_NO_GRAPH,) * is_all_eager
+        if not graphs and not self._found:
+            return self._why_no_graph()
+        return tuple(self._found.values())
+
+    def _why_no_graph(self) -> tuple[CallCost, ...]:
+        """Return an unknown cost for what may have run, where the backend got nothing to compile.
+
+        torch.compile does not ask it for code that it marked before this object was made.
+        """
+        if _BREAK_OWNERS.was_asked(self._backend()):
+            return (_NO_GRAPH,)
+        failed = [_cost_of_failed(r) for r in _torch.compilations() if r.fail_type is not None]
+        return tuple({cost.op: cost for cost in failed if cost is not None}.values())
 
     def read(self) -> None:
         """Read what torch has recorded; it keeps the last compilations only."""
@@ -120,16 +131,15 @@ class EagerParts:
             if _BREAK_OWNERS.is_of_other(reason, backend):
                 continue
             if not _is_without_arithmetic(reason.reason):
-                self._add(*_where(reason.user_stack), reason.reason)
+                self._add(_cost_of(*_where(reason.user_stack), reason.reason))
             for frame in reason.user_stack or ():
                 if self._leaves_layers_eager(frame):
-                    self._add(frame.name, frame.filename, frame.lineno, _LEFT_EAGER)
+                    self._add(_cost_of(frame.name, frame.filename, frame.lineno, _LEFT_EAGER))
         self._last_break = _last(breaks)
         records = _torch.compilations()
         for record in _after(self._last_compilation, records):
             if record.fail_type is not None:
-                place = record.co_filename, record.co_firstlineno
-                self._add(record.co_name, *place, str(record.fail_reason))
+                self._add(_cost_of_failed(record))
         self._last_compilation = _last(records)
 
     def _read_modules(self, counted: Mapping[str, int]) -> None:
@@ -144,7 +154,7 @@ class EagerParts:
                     if self._names.find(layer, self._names.roots).fqn not in counted:
                         code = type(layer).forward.__code__
                         place = code.co_filename, code.co_firstlineno
-                        self._add(code.co_qualname, *place, _COMPILED_IN_PLACE)
+                        self._add(_cost_of(code.co_qualname, *place, _COMPILED_IN_PLACE))
 
     def _leaves_layers_eager(self, frame: Any) -> bool:
         """Return True if a module of torch's, in which a graph ended, calls layers of torch's.
@@ -166,14 +176,26 @@ class EagerParts:
             other is not None and other != file and other.parent == _LAYERS for other in called
         )
 
-    def _add(self, function: Any, file: Any, line: Any, reason: str) -> None:
-        if Path(str(file)).parent in _FOLDERS:
-            return
-        why = reason.partition("\n")[0]
-        name = f"eager code: {why}"
-        if function is not None:
-            name = f"eager code: {function} ({Path(str(file)).name}:{line})"
-        self._found.setdefault(name, CallCost(name, "unknown", error=why))
+    def _add(self, cost: CallCost | None) -> None:
+        if cost is not None:
+            self._found.setdefault(cost.op, cost)
+
+
+def _cost_of(function: Any, file: Any, line: Any, reason: str) -> CallCost | None:
+    """Return the unknown cost of eager code; None for a file that runs no operator itself."""
+    if Path(str(file)).parent in _FOLDERS:
+        return None
+    why = reason.partition("\n")[0]
+    name = f"eager code: {why}"
+    if function is not None:
+        name = f"eager code: {function} ({Path(str(file)).name}:{line})"
+    return CallCost(name, "unknown", error=why)
+
+
+def _cost_of_failed(record: Any) -> CallCost | None:
+    """Return the unknown cost of a whole function that could not be compiled."""
+    place = record.co_filename, record.co_firstlineno
+    return _cost_of(record.co_name, *place, str(record.fail_reason))
 
 
 def _layers_never_compiled(module: nn.Module) -> Iterator[nn.Module]:

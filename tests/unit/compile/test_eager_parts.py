@@ -137,6 +137,23 @@ def test_recompile_limit_is_named() -> None:
     assert step.is_lower_bound
 
 
+def test_code_over_the_recompile_limit_is_named_for_a_backend_made_later() -> None:
+    with torch._dynamo.config.patch(recompile_limit=2):
+        run(Net(), counting_backend("aot_eager"), 2, 3, 5, dynamic=False)
+        backend = counting_backend("aot_eager", strict=True)
+        run(Net(), backend, 2, dynamic=False)
+    with pytest.raises(UncountedOpsError, match="recompile limit"):
+        backend.step()
+
+
+def test_backend_names_no_failure_of_another_once_it_has_graphs() -> None:
+    with torch._dynamo.config.patch(recompile_limit=2):
+        run(Net(), counting_backend("aot_eager"), 2, 3, 5, dynamic=False)
+    backend = counting_backend("aot_eager", strict=True)
+    run(nn.Linear(B, B), backend, A)
+    assert backend.step().total.macs == ONE
+
+
 def test_strict_backend_raises_where_code_is_left_eager() -> None:
     backend = counting_backend("aot_eager", strict=True)
     run(Disabled(), backend, A)
