@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dispatch_flops.analysis.planned import Plan
 from dispatch_flops.analysis.planned_generation import GenerationPlan
@@ -27,9 +27,13 @@ from dispatch_flops.cli.exit_codes import OK
 from dispatch_flops.cli.formats import table_style
 from dispatch_flops.cli.output import emit, print_progress
 from dispatch_flops.cli.plan_generation import add_generation_options, plan_generation
+from dispatch_flops.cli.run import hint_for
 from dispatch_flops.cli.sweep import parse_values
 from dispatch_flops.errors import DispatchFlopsError, TargetError
 from dispatch_flops.renderers import plan_page, plan_table
+
+if TYPE_CHECKING:
+    from dispatch_flops.cli.targets import Inputs
 
 _EPILOG = f"""\
 {TARGET_HELP}
@@ -143,6 +147,7 @@ def run_plan(options: Namespace) -> int:
     from dispatch_flops.planning.host_cost import measure_host_s_per_operator
     from dispatch_flops.planning.planner import plan
 
+    inputs: list[Inputs] = []  # of the models that were built
     try:
         with redirect_stdout(sys.stderr):
             host_s = measure_host_s_per_operator() if options.host_cost else None
@@ -153,7 +158,7 @@ def run_plan(options: Namespace) -> int:
                 )
             else:
                 planned = plan(
-                    _job(options, sizes) or partial(_build, options),
+                    _job(options, sizes) or partial(_build, options, inputs),
                     machine,
                     sizes=sizes,
                     optimizer=None if options.optimizer == "none" else options.optimizer or "adamw",
@@ -168,7 +173,8 @@ def run_plan(options: Namespace) -> int:
     except DispatchFlopsError:
         raise
     except (Exception, SystemExit) as error:
-        raise_target_error(f"planning {options.target}", error)
+        hint = hint_for(error, options, inputs[-1]) if inputs else ""
+        raise_target_error(f"planning {options.target}", error, hint)
     emit(_text(planned, options), options.output)
     return OK
 
@@ -219,8 +225,13 @@ def _text(planned: Plan | GenerationPlan, options: Namespace) -> str:
             return plan_table.render(planned, table_style(name))
 
 
-def _build(options: Namespace, **sizes: Any) -> tuple[Any, dict[str, Any] | tuple[Any, ...]]:
-    """Return the model and its inputs on the meta device; a language model gets labels."""
+def _build(
+    options: Namespace, built: list[Inputs], **sizes: Any
+) -> tuple[Any, dict[str, Any] | tuple[Any, ...]]:
+    """Return the model and its inputs on the meta device; a language model gets labels.
+
+    built: the inputs are added to it.
+    """
     from dispatch_flops.cli.targets import parse_shape, prepare
 
     if sizes:
@@ -235,6 +246,7 @@ def _build(options: Namespace, **sizes: Any) -> tuple[Any, dict[str, Any] | tupl
         notify=print_progress,
     )
     model, inputs = prepared.model, prepared.inputs
+    built.append(inputs)
     if inputs.args and inputs.kwargs:
         raise TargetError("plan takes positional inputs or named ones; --inputs returned both")
     if inputs.args:

@@ -85,17 +85,17 @@ def _profile(options: Namespace, prepared: PreparedModel) -> Profile:
     except DispatchFlopsError:
         raise
     except (Exception, SystemExit) as error:
-        hint = _hint(error, options, prepared.inputs)
+        hint = hint_for(error, options, prepared.inputs)
         raise_target_error(f"running {options.target}", error, hint)
 
 
-def _hint(error: BaseException, options: Namespace, inputs: Inputs) -> str:
+def hint_for(error: BaseException, options: Namespace, inputs: Inputs) -> str:
     """Return what the user may try after an error of the model; "" if nothing is known."""
     if not inputs.args and not inputs.kwargs:
         return "the model was called without inputs: add --input-shape or --inputs"
     if not options.input_shape and not options.inputs and options.target.startswith("hf:"):
         names = ", ".join(inputs.kwargs)
         return f"the model was called with default inputs ({names}): add --input-shape or --inputs"
-    if "'indices'" in str(error) and "Float" in str(error):
+    if "'indices'" in str(error) and "float" in str(error).lower():  # torch.float32 on meta
         return "token ids need an integer dtype: --input-shape 1,128:int64"
     return ""

@@ -136,6 +136,13 @@ def test_plan_of_a_size_that_is_not_used_says_so(run: Run) -> None:
     assert "--set batch is not used" in result.err
 
 
+def test_plan_of_a_model_without_inputs_asks_for_them(run: Run) -> None:
+    result = run("plan", "linear.py:make", "--machine", "mine.json", "--set", "width=3")
+    assert result.code == 2
+    assert "planning linear.py:make raised TypeError: " in result.err
+    assert "; the model was called without inputs: add --input-shape or --inputs" in result.err
+
+
 def rows_of(text: str) -> dict[str, list[str]]:
     """Return ``{name of a row: its cells}`` of a plain table."""
     cells = (re.split(r"(?<=\S)  +", line) for line in text.splitlines())

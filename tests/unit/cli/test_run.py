@@ -113,9 +113,11 @@ class TestErrors:
             f"running net.py:Net raised RuntimeError: {message} {DEBUG}"
         )
 
-    def test_token_ids_as_floats_ask_for_an_integer_dtype(self, run: Run) -> None:
+    @pytest.mark.parametrize("device", ["cpu", "meta"])
+    def test_token_ids_as_floats_ask_for_an_integer_dtype(self, run: Run, device: str) -> None:
         Path("ids.py").write_text("from torch import nn\ndef make(): return nn.Embedding(11, 3)\n")
-        message = error_line(run("profile", "ids.py:make", "--input-shape", "2,5"))
+        shape = ("ids.py:make", "--input-shape", "2,5")
+        message = error_line(run("profile", *shape, "--device", device))
         assert message.endswith(
             f"; token ids need an integer dtype: --input-shape 1,128:int64 {DEBUG}"
         )
