@@ -105,6 +105,14 @@ class StepCallback(ProfiledStep):
         """Hardware FLOPs utilisation: with recomputation and optimizer; None as for ``mfu``."""
         return hfu(self.profile, self._machine_known(), self._iteration_s)
 
+    def _why_none(self) -> str:
+        if self._every_step and not self.config.enabled:
+            return (
+                "every_step=True profiles no step: the figures of all are those of `meter`, such "
+                "as `meter.window.mfu`; to profile one as well, pass profile_step"
+            )
+        return super()._why_none()
+
     def reset(self) -> None:
         """Begin a training run: drop an unfinished step, and forget the run before."""
         self.close()

@@ -176,6 +176,13 @@ def test_callback_with_a_disabled_configuration_profiles_nothing(
     assert not capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["profile", "mfu", "hfu"])
+def test_callback_of_every_step_says_where_its_figures_are(name: str) -> None:
+    callback = StepCallback(every_step=True)
+    with pytest.raises(NotProfiledError, match=r"`meter.window.mfu`; .* pass profile_step"):
+        getattr(callback, name)
+
+
 def test_callback_with_a_step_is_enabled_unless_the_configuration_disables_it() -> None:
     assert StepCallback(2, {"detailed": False}).config.enabled
     assert StepCallback().config.enabled
