@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.python_frames import stacklevel_of_program
 from dispatch_flops.errors import UncountedWarning
+from dispatch_flops.operators.program_lines import stacklevel_of_program
 
 INLINED = (
     "the call was traced into a graph, as by torch.fx. Register formulas of the operators "

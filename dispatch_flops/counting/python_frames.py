@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
+from dispatch_flops.operators.program_lines import PACKAGE, package_of
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
@@ -26,19 +27,10 @@ _PARTS = {
 _ENGINES = "deepspeed.runtime."
 _ENGINE_METHODS: dict[str, Phase] = {"step": "optimizer", "backward": "backward"}
 ENGINE = f"{OUTSIDE}.DeepSpeed engine"
-_NOT_PROGRAM = (__name__.partition(".")[0], "torch", "contextlib")
 # Frames between an operator and the function of torch that runs it, at most. DTensor takes many.
 _PARTS_DEPTH = 64
 # Nodes between a parameter and the operator that uses it.
 _PASSING = ("TBackward0", "TransposeBackward0", "ToCopyBackward0", "ViewBackward0")
-
-
-def stacklevel_of_program() -> int:
-    """Return the ``stacklevel`` by which a warning of the caller names the program's own line."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and _package_of(frame) in _NOT_PROGRAM:
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def frame_of_operator() -> FrameType:
@@ -49,16 +41,12 @@ def frame_of_operator() -> FrameType:
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and (
-        _package_of(frame) == _NOT_PROGRAM[0]
+        package_of(frame) == PACKAGE
         or frame.f_code.co_name == "__torch_dispatch__"
         or frame.f_globals.get("__name__") == "torch._ops"
     ):
         frame = frame.f_back
     return frame
-
-
-def _package_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:

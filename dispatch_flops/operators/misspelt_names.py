@@ -11,11 +11,12 @@ from typing import Any
 
 from dispatch_flops import _torch
 from dispatch_flops.operators.operator_keys import find_loaded
+from dispatch_flops.operators.program_lines import stacklevel_of_program
 
 _LEAST_LIKENESS = 0.75
 
 
-def warn_of_misspelt(keys: Iterable[Any], what: str = "formula", *, stacklevel: int = 4) -> None:
+def warn_of_misspelt(keys: Iterable[Any], what: str = "formula") -> None:
     """Warn of each name that its library lacks, with the nearest name if there is a similar one.
 
     what: that is registered, "formula" or "workspace".
@@ -31,7 +32,7 @@ def warn_of_misspelt(keys: Iterable[Any], what: str = "formula", *, stacklevel: 
             warnings.warn(
                 f"no operator is named {name!r}{_suggestion(library, own, known)} The {what} "
                 "applies only if an operator of that name is defined later",
-                stacklevel=stacklevel,
+                stacklevel=stacklevel_of_program(),
             )
 
 

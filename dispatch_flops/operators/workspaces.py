@@ -102,7 +102,7 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
         if not callable(workspace):
             raise FormulaError(f"{workspace!r} is not a function; pass the function itself")
         check_formula(workspace, keys, by_name=False)
-        warn_of_misspelt(keys, "workspace", stacklevel=3)
+        warn_of_misspelt(keys, "workspace")
         _WORKSPACES.update(dict.fromkeys(keys, WorkspaceRule(workspace)))
         return workspace
 

@@ -22,7 +22,6 @@ from dispatch_flops.counting.python_frames import (
     calling_frame,
     has_returned,
     running_modules,
-    stacklevel_of_program,
 )
 from dispatch_flops.errors import AlreadyActiveError, TargetError
 from dispatch_flops.operators import (
@@ -30,6 +29,7 @@ from dispatch_flops.operators import (
     registry,
 )
 from dispatch_flops.operators.conventions import Causal, Conventions, Flops
+from dispatch_flops.operators.program_lines import stacklevel_of_program
 from dispatch_flops.operators.registry import Formula
 from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.meter_hooks import MeterHooks

@@ -18,9 +18,9 @@ from dispatch_flops.counting.amounts import (
     flops_of,
     has_backward,
 )
-from dispatch_flops.counting.python_frames import stacklevel_of_program
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.conventions import Conventions
+from dispatch_flops.operators.program_lines import stacklevel_of_program
 from dispatch_flops.operators.registry import Rule
 from dispatch_flops.profilers.session import Session
 from dispatch_flops.profilers.step_costs import (

@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Sequence
 
 from dispatch_flops.counting.aggregation import RecordedCalls
-from dispatch_flops.counting.python_frames import stacklevel_of_program
 from dispatch_flops.counting.uncounted import unknown_costs_text
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.costing import SYMBOLIC
+from dispatch_flops.operators.program_lines import stacklevel_of_program
 from dispatch_flops.profile import Profile
 
 

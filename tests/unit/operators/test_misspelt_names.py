@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from dispatch_flops import FlopCounterMode, _torch, register_flops
+from dispatch_flops import (
+    FlopCounterMode,
+    _torch,
+    counting_backend,
+    overridden,
+    register_flops,
+    register_workspace,
+)
 from dispatch_flops.operators.registry import unregister_flops
 
 
@@ -29,6 +36,26 @@ def test_misspelt_operator_is_warned_of_with_the_nearest_name(name: str, meant: 
 def test_misspelt_operator_of_one_counter_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="did you mean 'aten::gelu'"):
         FlopCounterMode(display=False, custom_mapping={"aten::gellu": cost})
+
+
+def override(formulas: dict[str, Any]) -> None:
+    with overridden(formulas):
+        pass
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        override,
+        lambda formulas: FlopCounterMode(display=False, custom_mapping=formulas),
+        lambda formulas: counting_backend("eager", custom_mapping=formulas),
+        lambda formulas: register_workspace(*formulas, override=True)(cost),
+    ],
+)
+def test_warning_of_a_misspelt_operator_names_the_line_of_the_program(use: Any) -> None:
+    with pytest.warns(UserWarning, match="did you mean 'aten::gelu'") as found:
+        use({"aten::gellu": cost})
+    assert [warning.filename for warning in found] == [__file__]
 
 
 def test_name_that_is_like_none_of_its_library_is_warned_of() -> None:
