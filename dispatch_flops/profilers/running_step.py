@@ -37,6 +37,7 @@ from dispatch_flops.profilers.step_costs import (
 )
 from dispatch_flops.profilers.step_positions import KnownPositions, Position
 from dispatch_flops.profilers.step_signature import OPAQUE
+from dispatch_flops.profilers.uncounted import describe_uncounted
 
 
 class StepCounter:
@@ -102,14 +103,10 @@ class StepCounter:
         calls = self.session.calls()
         total = amounts_of(calls)
         found, self._taken = total - self._taken, total
-        unknown = sorted(str(key[1]) for key in found if key[-1] == UNCOUNTED)
-        if unknown and not self._has_warned:
+        if not self._has_warned and any(key[-1] == UNCOUNTED for key in found):
             self._has_warned = True
-            warnings.warn(
-                f"no cost is known for {', '.join(unknown)}: the meter's totals are lower bounds",
-                UncountedWarning,
-                stacklevel=stacklevel_of_program(),
-            )
+            text = describe_uncounted(calls)
+            warnings.warn(text, UncountedWarning, stacklevel=stacklevel_of_program())
         return found
 
     def leave(self, *, is_end: bool = False) -> None:

@@ -864,6 +864,17 @@ def test_operator_without_a_formula_makes_a_lower_bound(model: Net) -> None:
     assert meter.run.uncounted == {"meter_test.unknown.default": 3}
 
 
+def broken(*_: Any, **__: Any) -> int:
+    raise ZeroDivisionError("as told")
+
+
+def test_formula_that_fails_is_warned_of_with_its_error(model: Net) -> None:
+    meter = FlopMeter(model, custom_mapping={torch.ops.aten.mm: broken})
+    message = "ZeroDivisionError: as told.*Mend the formula of aten.mm.default"
+    with pytest.warns(UncountedWarning, match=message), meter.step(), torch.no_grad():
+        model(torch.ones(B, IN))
+
+
 def test_step_inside_a_step_is_refused(model: Net, meter: FlopMeter) -> None:
     with meter.step(), torch.no_grad():
         model(torch.ones(B, IN))
