@@ -12,7 +12,7 @@ from dispatch_flops.analysis.latency import inexact_latencies
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile
-from dispatch_flops.profile.cost import PHASES, Phase
+from dispatch_flops.profile.cost import PHASES, Phase, in_order
 from dispatch_flops.renderers.overview.fitting import TextColumn, fitted_table
 from dispatch_flops.renderers.overview.rows import Row, output_text
 from dispatch_flops.renderers.text import Align, Style, about, at_least, one_line
@@ -79,13 +79,8 @@ def tree_table(
 
 
 def column_names() -> tuple[str, ...]:
-    """Return the names of the columns that a profile can have."""
-    nothing = Profile(root=ModuleNode(fqn="", class_name=""))
-    return tuple(dict.fromkeys((*_columns(nothing), *map(_flops_in, PHASES))))
-
-
-def _flops_in(phase: Phase) -> str:
-    return f"{phase}_flops"
+    """Return the names of the columns that every profile has; that of a phase not run is empty."""
+    return tuple(_columns(Profile(root=ModuleNode(fqn="", class_name=""))))
 
 
 def _columns(profile: Profile) -> dict[str, Column]:
@@ -123,7 +118,9 @@ def _columns(profile: Profile) -> dict[str, Column]:
         known = [sent[fqn].payload_bytes for fqn in row.fqns if fqn in sent]
         return bytes_text(mean(sum(known), row.copies)) if known else ""
 
-    phases = {_flops_in(phase): flops_in(phase) for phase in phases_of(profile)}
+    phases = {
+        f"{phase}_flops": flops_in(phase) for phase in in_order((*PHASES, *phases_of(profile)))
+    }
     return {
         "output": Column("Output", output_text, "left"),
         "params": Column("Params", lambda row: _unless_0(row.figures.params, params_text)),

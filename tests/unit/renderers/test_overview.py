@@ -162,6 +162,11 @@ class TestTree:
         assert profile.root.total("backward").flops
         assert cells(first)[0] == profile.root.class_name
 
+    def test_column_of_a_phase_that_did_not_run_is_empty(self) -> None:
+        header, _, *rows = parts(wide(3), columns=("backward_flops",))[1]
+        assert header.split()[-2:] == ["backward", "FLOPs"]
+        assert not any(row[-1].isdigit() for row in rows)
+
     def test_share_is_of_everything_that_ran(self) -> None:
         heavy = linear("heavy", 3, 5, batch=6)  # 90 MACs, 180 FLOPs
         light = linear("light", 3, 5, batch=2)  # 30 MACs, 60 FLOPs
