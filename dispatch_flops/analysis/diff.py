@@ -160,6 +160,10 @@ def diff(
     modules[0] = _renamed(modules[0], lambda fqn: _rename(fqn, rename or {}))
     strip_prefix = strip_prefix.removesuffix(".")
     if strip_prefix:
+        if not any(_is_within(fqn, strip_prefix) for side in modules for fqn in side):
+            raise ConfigError(
+                f"{strip_prefix!r} is to be left out, but is not a module of either profile"
+            )
         modules = [_renamed(side, lambda fqn: _strip(fqn, strip_prefix)) for side in modules]
     return Diff(
         total=_changes(_whole(before, phase), _whole(after, phase))[0],

@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -354,8 +355,10 @@ def test_commands_succeed(
     files = {"model.py": MODEL_FILE, "ids.py": IDS_FILE, "config.json": CONFIG_FILE}
     for name, text in files.items():
         Path(name).write_text(text, encoding="utf-8")
-    saved = dispatch_flops.profile_model(nn.Linear(3, 5), (2, 3))
-    for name in ("before.json", "after.json"):
+    model = nn.Linear(3, 5)
+    adapted = nn.Sequential(OrderedDict(base_model=nn.Sequential(OrderedDict(model=model))))
+    for name, profiled in (("before.json", model), ("after.json", adapted)):
+        saved = dispatch_flops.profile_model(profiled, (2, 3))
         Path(name).write_text(saved.to_json(), encoding="utf-8")
     (commands,) = blocks(section(path, "Command line"), "sh")
     for line in commands.splitlines():

@@ -40,6 +40,7 @@ def test_diff_of_paths_says_to_pass_profiles() -> None:
     [
         ({"rename": [("a", "b")]}, "rename=.*: pass a dict of old and new fqns"),
         ({"strip_prefix": None}, "strip_prefix=None: pass the fqn of a module"),
+        ({"strip_prefix": "base_model."}, "'base_model' is to be left out, but is not a module of"),
     ],
 )
 def test_diff_with_a_wrong_option_names_it(option: dict[str, Any], message: str) -> None:
