@@ -67,7 +67,7 @@ def prepare(
     inputs: a target that returns the inputs; see ``as_inputs``. If neither shapes nor inputs are
         given, the target's own inputs are used.
     dtype: a floating-point or complex dtype applies to the model and its inputs, any other dtype
-        to the inputs given by shape.
+        to the inputs given by shape, of which there must be one.
     device: "meta" builds without data, so that the model may be larger than the memory. Parts that
         need data stay on the CPU: run it with ``profile_model(..., device="meta")``.
     variables: sizes in shapes, and keyword arguments of factories that have such parameters.
@@ -82,6 +82,11 @@ def prepare(
     device_type = _check_device(device)
     kind = parse_dtype(dtype) if dtype is not None else None
     model_dtype = kind if kind is not None and (kind.is_floating_point or kind.is_complex) else None
+    if kind is not model_dtype and not shapes:
+        raise TargetError(
+            f"--dtype {dtype} is for the inputs of --input-shape, and none is given; a model is "
+            "converted to a floating-point or complex dtype, such as bfloat16"
+        )
     source = find_source(target)
     factory = objects.find_factory(inputs, objects.INPUTS) if inputs is not None else None
     _check_all_used(variables, shapes, [source, *([factory] if factory else [])])

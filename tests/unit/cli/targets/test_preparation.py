@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,6 +91,11 @@ class TestInputs:
         assert dtypes(None, "2,5") == (f32, f32)
         assert dtypes("bfloat16", "2,5", "3:int64") == (bf16, bf16, i64)
         assert dtypes("int64", "2,5") == (f32, i64)
+
+    @pytest.mark.parametrize("options", [{}, {"inputs": "net.py:batch"}])
+    def test_dtype_that_applies_to_nothing_is_refused(self, options: dict[str, Any]) -> None:
+        with pytest.raises(TargetError, match="--dtype int8 is for the inputs of --input-shape, a"):
+            prepare("net.py:Net", dtype="int8", **options)
 
     def test_dtype_applies_to_the_inputs_of_a_factory(self) -> None:
         prepared = prepare("net.py:pair", dtype="float64")
