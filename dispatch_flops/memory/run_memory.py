@@ -139,7 +139,7 @@ class Memory:
     def note_held(self) -> None:
         """Note parameters, buffers, gradients and optimizer state as they are now."""
         self._note_modules(self._names.modules())
-        self._note_gradients()
+        self._note_gradients(self._names.modules())
         for optimizer in self._optimizers:
             self._note_optimizer(optimizer)
 
@@ -172,12 +172,13 @@ class Memory:
             return block.size
         return 0
 
-    def _note_gradients(self) -> None:
-        """Note the gradients that the parameters have now, unless a backward pass is running."""
+    def _note_gradients(self, modules: Iterable[nn.Module]) -> None:
+        """Note the gradients that parameters have now, unless a backward pass is running."""
         if _graph_task() == NO_TASK:
             with _torch.modes_disabled():
-                for module in self._names.modules():
-                    self._note_gradients_of(module._parameters.values())
+                for module in modules:
+                    held = module._parameters.values()  # functional_call puts others there, too
+                    self._note_gradients_of(p for p in held if isinstance(p, nn.Parameter))
 
     def _note_gradients_of(self, parameters: Iterable[nn.Parameter | None]) -> None:
         for parameter in parameters:
@@ -282,6 +283,7 @@ class Memory:
         if not _is_outermost(thread, call):
             return
         self._note_modules(owner.modules())
+        self._note_gradients(owner.modules())
         self._is_first_call = False
         self.blocks.end_of_calls()
 
@@ -377,7 +379,7 @@ class Memory:
         if before == "backward" and _graph_task() == NO_TASK:  # a recomputation is within one
             self.blocks.end_of_backward()
             self._note_modules(self._names.modules())
-            self._note_gradients()
+            self._note_gradients(self._names.modules())
         if after == "forward":
             self._is_first_call = False
             self.blocks.kept.next_step()

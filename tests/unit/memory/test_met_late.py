@@ -57,6 +57,21 @@ def test_gradients_of_each_step_that_another_thread_makes_count_once(steps: int)
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("is_given", [True, False])
+def test_gradients_of_an_earlier_step_were_there_before(is_given: bool) -> None:
+    model, x = nn.Linear(100, 50, bias=False), torch.ones(2, 100)
+
+    def run() -> None:
+        model(x).sum().backward()
+
+    run()
+    weight = 50 * 100 * F32
+    assert memory_of(run, *[model] * is_given).by_role("forward") == {
+        "parameters": weight, "gradients": weight, "inputs": 2 * 100 * F32,
+        "activations": (2 * 50 + 1) * F32,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_without_modules_batches_count_from_then_on_after_the_first_backward(steps: int) -> None:
     weight = torch.ones(250, 3, requires_grad=True)
