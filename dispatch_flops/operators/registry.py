@@ -151,8 +151,9 @@ def register_flops(
 
     targets: ``torch.ops.lib.op`` (all overloads), ``torch.ops.lib.op.overload``, the result of
         ``torch.library.custom_op``, a higher-order operator, a Triton kernel, an ``nn.Module``
-        class (each call then counts as one operator; a subclass needs a formula of its own), the
-        name ``"lib::op"`` of an operator whose library may not be loaded yet, or a list of these.
+        class (each call then counts as one operator, and operators that its backward pass runs
+        count as they are; a subclass needs a formula of its own), the name ``"lib::op"`` of an
+        operator whose library may not be loaded yet, or a list of these.
     override: replace an existing formula instead of raising.
     by_name: pass every argument under its name in the schema. One formula can then serve
         operators with different argument orders, and names only the arguments that it reads. One
