@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import Parameter, Signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,14 +14,24 @@ from dispatch_flops.errors import FormulaError
 from dispatch_flops.operators.operator_keys import name_of, overloads_of
 
 Formula = Callable[..., Any]
+_Form = tuple[list[str], list[str]]  # names of positional arguments, and of named ones
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+_ANY = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+class _Argument(NamedTuple):
+    """An argument of an operator or of a module's forward."""
+
+    name: str
+    has_default: bool
+    is_named: bool
 
 
 def check_formula(formula: Formula, keys: Iterable[Any], *, by_name: bool) -> None:
     """Raise FormulaError if no call of an operator among ``keys`` can reach the formula.
 
-    keys: registry keys. An operator whose library is not loaded has no schema yet; what is known
-        then is that the formula gets the result as ``out``.
+    keys: registry keys. An operator whose library is not loaded has no schema yet, nor has a
+        Triton kernel; what is known then is that the formula gets the result as ``out``.
     by_name: arguments are passed under the schemas' names, so that each parameter must be one.
     """
     signature = _signature_of(formula)
@@ -32,8 +42,10 @@ def check_formula(formula: Formula, keys: Iterable[Any], *, by_name: bool) -> No
     are_all_known = True
     for key in keys:
         of_key = [_torch.schema_of(overload) for overload in overloads_of(key)]
-        if of_key:
-            _refuse_uncallable(signature, key, of_key, by_name=by_name)
+        forms = (
+            _forms_of_forward(key) if isinstance(key, type) else _forms_of(of_key, by_name=by_name)
+        )
+        _refuse_uncallable(signature, key, forms)
         are_all_known = are_all_known and bool(of_key)
         schemas += of_key
     if by_name and are_all_known:
@@ -68,38 +80,56 @@ def _refuse_without_out(signature: Signature) -> None:
         )
 
 
-def _refuse_uncallable(
-    signature: Signature,
-    key: Any,
-    schemas: Sequence[torch.FunctionSchema],
-    *,
-    by_name: bool,
-) -> None:
-    """Raise if not a single form of call, of any overload, fits the formula."""
+def _refuse_uncallable(signature: Signature, key: Any, forms: Iterable[_Form]) -> None:
+    """Raise if not a single form of call fits the formula."""
     refusal = ""
-    for schema in schemas:
-        for positional, named in _forms_of_call(schema, by_name=by_name):
-            try:
-                signature.bind(*positional, **{**dict.fromkeys(named), "out": None})
-                return
-            except TypeError as error:
-                refusal = refusal or f"called as formula({_call(positional, named)}): {error}"
+    for positional, named in forms:
+        try:
+            signature.bind(*positional, **{**dict.fromkeys(named), "out": None})
+            return
+        except TypeError as error:
+            refusal = refusal or f"called as formula({_call(positional, named)}): {error}"
     if refusal:
         raise FormulaError(
             f"the function {_written(signature)} does not fit {name_of(key)}, {refusal}; accept "
-            "the operator's arguments, or `*_` and `**_` for those that it does not need"
+            "its arguments, or `*_` and `**_` for those that the function does not need"
         )
 
 
-def _forms_of_call(
-    schema: torch.FunctionSchema, *, by_name: bool
-) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the positional and the named arguments of each form: defaults may be omitted."""
-    inputs = [argument for argument in schema.arguments if not argument.is_out]
-    positional = [a for a in inputs if not (a.kwarg_only or by_name)]
-    named = [a for a in inputs if a.kwarg_only or by_name]
-    required = sum(not a.has_default_value() for a in positional)
-    needed = [a.name for a in named if not a.has_default_value()]
+def _forms_of(schemas: Iterable[torch.FunctionSchema], *, by_name: bool) -> Iterator[_Form]:
+    """Yield the forms of calls of operators with these schemas."""
+    for schema in schemas:
+        inputs = [argument for argument in schema.arguments if not argument.is_out]
+        yield from _forms_of_call(
+            [_Argument(a.name, a.has_default_value(), a.kwarg_only or by_name) for a in inputs]
+        )
+
+
+def _forms_of_forward(cls: type) -> Iterator[_Form]:
+    """Yield the forms of calls of a module of that class; none where it takes any arguments."""
+    signature = _signature_of(cls.forward)  # type: ignore[attr-defined]
+    parameters = [*signature.parameters.values()] if signature is not None else []
+    if any(p.kind in _ANY for p in parameters):
+        return
+    for are_named in (False, True):
+        yield from _forms_of_call(
+            [
+                _Argument(
+                    p.name,
+                    p.default is not Parameter.empty,
+                    position > 0 and (are_named or p.kind is Parameter.KEYWORD_ONLY),
+                )
+                for position, p in enumerate(parameters)  # the first is the module
+            ]
+        )
+
+
+def _forms_of_call(arguments: Sequence[_Argument]) -> Iterator[_Form]:
+    """Yield the forms of a call with these arguments, of which defaults may be omitted."""
+    positional = [a for a in arguments if not a.is_named]
+    named = [a for a in arguments if a.is_named]
+    required = sum(not a.has_default for a in positional)
+    needed = [a.name for a in named if not a.has_default]
     for names in ([a.name for a in named], needed):
         for count in range(len(positional), required - 1, -1):
             yield [a.name for a in positional[:count]], names

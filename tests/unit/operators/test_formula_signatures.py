@@ -54,6 +54,8 @@ REFUSED: dict[str, tuple[Any, Any, bool, str]] = {
     "no out, module": (nn.Linear, without_out, False, "does not accept the operator's result"),
     "no out, unloaded": ("no_lib::op", without_out, False, "does not accept the operator's"),
     "no out, higher order": (torch.ops.higher_order.cond, without_out, False, "does not accept"),
+    "too few, module": (nn.Linear, with_one_argument, False, "Linear, .* too many positional"),
+    "too many, module": (nn.GRU, with_four_required_arguments, False, "missing a required"),
     "too few": (aten.mm.default, with_one_argument, False, "too many positional arguments"),
     "too many": (aten.mm, with_four_required_arguments, False, "missing a required argument"),
     "keyword": (aten.mm, with_a_required_keyword, False, "missing a required .*argument: 'bias'"),
@@ -84,6 +86,19 @@ def without_optional_arguments(x: Tensor, *, out: Tensor) -> int:
     return 1
 
 
+def of_a_module(module: nn.Module, x: Tensor, *, out: Tensor) -> int:
+    return 1
+
+
+def of_a_module_by_name(module: nn.Module, *, input: Tensor, hx: Any = None, out: Any) -> int:
+    return 1
+
+
+class TakesAny(nn.Module):
+    def forward(self, *args: Tensor) -> Tensor:
+        return args[0]
+
+
 def of_torchs_counter(a_shape: Any, b_shape: Any, *, out_shape: Any = None) -> int:
     return 1
 
@@ -95,7 +110,9 @@ ACCEPTED: dict[str, tuple[Any, Callable[..., Any], bool]] = {
     "any arguments": (aten.mm, lambda *_, **__: 1, False),
     "a C function": (aten.mm, max, False),
     "names of an unloaded operator": ("no_lib::op", with_a_name_that_is_not_an_argument, True),
-    "a module": (nn.Linear, without_optional_arguments, False),
+    "a module": (nn.Linear, of_a_module, False),
+    "a module's arguments by name": (nn.GRU, of_a_module_by_name, False),
+    "a module that takes any arguments": (TakesAny, without_optional_arguments, False),
 }
 
 
