@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable
 from typing import Any, Final
+from weakref import ref
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from dispatch_flops import _torch
@@ -62,6 +64,39 @@ def optimizer_signature(optimizer: Optimizer) -> Hashable:
     except OpaqueValueError:
         return OPAQUE
     return tuple(found)
+
+
+class OptimizerNames:
+    """Numbers that tell optimizers apart.
+
+    An address would not do: the next optimizer may get it, over parameters of other shapes. The
+    number of an optimizer that is gone goes to one over parameters of the same shapes alone, for a
+    program may make an optimizer for each step.
+    """
+
+    def __init__(self) -> None:
+        self._by_address: dict[int, tuple[ref[Optimizer], int]] = {}
+        self._alike: dict[Hashable, dict[int, ref[Optimizer]]] = {}  # by shapes, then by number
+        self._next = 0
+
+    def of(self, optimizer: Optimizer) -> int:
+        """Return the number of an optimizer."""
+        found = self._by_address.get(id(optimizer))
+        if found is not None and found[0]() is optimizer:
+            return found[1]
+        alike = self._alike.setdefault(_shapes(optimizer), {})
+        number = next((one for one, held in alike.items() if held() is None), self._next)
+        self._next = max(self._next, number + 1)
+        alike[number] = ref(optimizer)
+        self._by_address[id(optimizer)] = alike[number], number
+        return number
+
+
+def _shapes(optimizer: Optimizer) -> Hashable:
+    return tuple(
+        tuple([(None if is_lazy(one) else one.shape, one.dtype) for one in group["params"]])
+        for group in getattr(optimizer, "param_groups", ())
+    )
 
 
 def _option(name: str, value: Any) -> Hashable:

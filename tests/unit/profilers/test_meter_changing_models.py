@@ -242,6 +242,55 @@ def test_step_of_another_optimizer_than_the_given_one_is_counted(started: bool) 
     assert not other._optimizer_step_pre_hooks
 
 
+@pytest.fixture
+def quick_collection() -> Iterator[None]:
+    """Let ``gc.collect`` look at the objects of the test alone."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("quick_collection")
+def test_optimizer_at_the_address_of_one_that_is_gone_has_its_own_cost() -> None:
+    """Each trains another layer, as where layers are drawn at random. Few addresses are used."""
+    model, addresses, updated = linears(IN, HID, OUT), set(), 0
+    meter = FlopMeter(model, verify_every=0)
+    for index in range(40):
+        layer = model[index % 2]
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        addresses.add(id(optimizer))
+        for _ in range(4):
+            with meter.step():
+                model(torch.ones(B, IN)).sum().backward()
+                optimizer.step()
+            updated += 2 * layer.weight.numel()
+            model.zero_grad()
+        del optimizer
+        gc.collect()
+    assert len(addresses) < 40
+    assert meter.run.costs["optimizer"].flops == updated
+    assert meter.total_flops == 160 * step_flops(B, IN, HID, OUT) + updated
+    assert not meter.is_estimate
+    assert meter.run.timed_steps >= 120
+
+
+def test_optimizers_that_live_at_once_over_equal_shapes_are_told_apart() -> None:
+    """What follows the step of one is not what follows the step of the other."""
+    model = linears(IN, IN, IN)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in model]
+    meter = FlopMeter(model, verify_every=0)
+    for index in range(20):
+        with meter.step():
+            model(torch.ones(B, IN)).sum().backward()
+            optimizers[index % 2].step()
+            if index % 2:
+                torch.ones(HID).exp()
+        model.zero_grad()
+    updates = 20 * 2 * IN * IN
+    assert meter.total_flops == 20 * step_flops(B, IN, IN, IN) + updates + 10 * HID
+    assert not meter.is_estimate
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_copy_of_a_meter_continues_the_totals(copied: Callable[[Any], Any]) -> None:
     model = linears(IN, OUT)
