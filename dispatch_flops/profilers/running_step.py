@@ -225,6 +225,8 @@ class RunningStep:
         if _needs_gradient(signature):
             at.open_calls = (*at.open_calls, signature)
         at.last_call = signature
+        if model is not None:
+            at.is_after_backward = False
         session = self._go_to(event, at)
         if session is not None and model is not None:
             session.note_running(model)
@@ -306,6 +308,7 @@ class RunningStep:
         """Return a new position after the segment that ``event`` ends."""
         at, amounts = self._at, self._counter.take()
         parts, open_calls = at.parts, at.open_calls
+        is_after_backward = at.is_after_backward
         if at.state is not None:
             segment = at.state.ended_by(event)
             if amounts is not None:
@@ -315,12 +318,17 @@ class RunningStep:
                 parts = (*parts, segment)
                 if at.state.must_be_counted:
                     self._states.note_blocked(at.state)
-            if open_calls and _had_backward(segment, amounts):
+            had_backward = _had_backward(segment, amounts)
+            # Where that is not known, the graphs of calls are there for a backward pass.
+            is_unknown = amounts is None and not segment.counted_runs
+            is_after_backward |= had_backward or (is_unknown and bool(open_calls))
+            if had_backward:
                 open_calls = ()
         return Position(
             parts=parts,
             history=at.history,
             open_calls=open_calls,
+            is_after_backward=is_after_backward,
             last_call=at.last_call,
             is_opaque=at.is_opaque,
             running_optimizers=at.running_optimizers,
@@ -356,7 +364,10 @@ class RunningStep:
         elif self._counter.can_start():
             self.was_counted = True
             self._reach(event, at)
-            return self._counter.start()
+            session = self._counter.start()
+            if session is not None and at.is_after_backward:
+                session.note_backward()
+            return session
         self._reach(event, at)
         return None
 

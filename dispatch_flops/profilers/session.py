@@ -233,21 +233,21 @@ class Session:
         """Treat the forward of ``module``, which runs already, as started now."""
         self._tracker.enter_module(module, ())
 
-    def note_stepping(self, optimizer: Optimizer, *, has_closure: bool) -> None:
-        """Treat the step of ``optimizer``, which runs already, as started now.
+    def note_backward(self) -> None:
+        """Treat a backward pass as over, which ran uncounted, with no call of a module since."""
+        thread = self._tracker.join_thread()
+        thread.is_after_backward, thread.current = True, None
 
-        A backward pass ran uncounted, unless the step's closure runs it.
-        """
+    def note_stepping(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        """Treat the step of ``optimizer``, which runs already, as started now."""
         thread = self._tracker.join_thread()
         fqn = f"{OUTSIDE}.{type(optimizer).__name__}"
         parts = thread.module_phase(fqn, "optimizer")
-        thread.is_after_backward = not has_closure
         self._tracker.enter_operator(optimizer, parts, has_closure=has_closure)
 
     def note_stepped(self) -> None:
-        """Treat the backward pass and the optimizer's step as over, which ran uncounted."""
+        """Treat the optimizer's step as over, which ran uncounted."""
         thread = self._tracker.join_thread()
-        thread.is_after_backward, thread.current = True, None
         thread.gradients, thread.is_on_gradients = frozenset(), False
 
     @contextmanager

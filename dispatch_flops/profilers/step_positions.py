@@ -21,7 +21,8 @@ class Position:
     state: the one that the step is in; None before the first event.
     parts: the segments that ended, or their runs, where these were counted.
     history: the events, with signatures.
-    open_calls: signatures whose graphs no backward pass has consumed.
+    open_calls: signatures whose graphs no backward pass has consumed. is_after_backward: a pass has
+    run since the last call.
     last_call: the signature of the last call. is_opaque: that of one call does not tell all.
     running_optimizers: names and signatures of those that step now. before_optimizer: the state
     and the event that led to the last of them.
@@ -32,6 +33,7 @@ class Position:
     parts: tuple[Segment | CountedRun, ...] = ()
     history: tuple[Hashable, ...] = ()
     open_calls: tuple[Hashable, ...] = ()
+    is_after_backward: bool = False
     last_call: Hashable = None
     is_opaque: bool = False
     running_optimizers: tuple[Hashable, ...] = ()

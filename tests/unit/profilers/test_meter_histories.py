@@ -158,3 +158,43 @@ def test_work_after_the_optimizer_has_its_phase_also_where_counting_starts_there
                     model(torch.ones(ROWS, IN))
     assert meter.run.costs["optimizer"].flops == 9 * (2 + 2) * IN * OUT
     assert meter.model_flops == 9 * (2 * forward(ROWS) + ROWS * OUT - 1) + 2 * forward(ROWS)
+
+
+def test_work_after_an_optimizer_that_steps_before_any_call_is_forward() -> None:
+    """No backward pass of the step comes first, whether it is counted from there or as a whole.
+
+    The optimizer's step costs something from the second step on; step 12 is verified.
+    """
+    model = nn.Linear(IN, OUT, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    meter, average = FlopMeter(model), torch.zeros(OUT, IN)
+    for _ in range(20):
+        with meter.step():
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                average.mul_(0.5).add_(model.weight)
+            model(torch.ones(ROWS, IN)).sum().backward()
+    assert meter.run.costs["optimizer"].flops == 19 * 2 * IN * OUT
+    own = 2 * IN * OUT + ROWS * OUT - 1
+    assert meter.run.costs["forward"].flops == 20 * (own + forward(ROWS))
+    assert not meter.is_estimate
+    assert meter.run.timed_steps >= 15
+
+
+def test_work_on_a_stated_batch_has_its_phase_also_where_counting_starts_there() -> None:
+    """It follows the backward pass of the batch before, up to the first call of a module."""
+    model = nn.Sequential(nn.Linear(IN, OUT, bias=False))
+    meter = FlopMeter(model, verify_every=0)
+    for index in range(9):
+        with meter.step():
+            for rows in (ROWS, OTHERS[index % len(OTHERS)]):
+                x = torch.ones(rows, IN)
+                meter.note_batch(x)
+                with torch.no_grad():
+                    x = x.exp()
+                model[0](x).sum().backward()
+                model.zero_grad()
+    second = [OTHERS[index % len(OTHERS)] for index in range(9)]
+    assert meter.run.costs["optimizer"].flops == sum(rows * IN for rows in second)
+    assert not meter.is_estimate
