@@ -159,7 +159,8 @@ class FlopMeter(MeteredRun):
 
     def __reduce__(self) -> Any:
         """Return a meter of a copy of the model that continues the totals."""
-        return _continued, (self._arguments, self.state_dict())
+        arguments = {**self._arguments, "verify_every": self.verify_every}
+        return _continued, (arguments, self.state_dict()), {"is_timed": self.is_timed}
 
     @property
     def verify_every(self) -> int:

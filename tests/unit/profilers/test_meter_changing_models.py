@@ -306,6 +306,14 @@ def test_copy_of_a_meter_continues_the_totals(copied: Callable[[Any], Any]) -> N
     assert other.window.steps == 2
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copy_of_a_meter_has_its_settings_of_now(copied: Callable[[Any], Any]) -> None:
+    meter = FlopMeter(linears(IN, OUT), verify_every=3)
+    meter.verify_every, meter.is_timed = 7, False
+    other = copied(meter)
+    assert (other.verify_every, other.is_timed) == (7, False)
+
+
 # -- compiled code ----------------------------------------------------------------------------
 
 
