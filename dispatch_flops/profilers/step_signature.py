@@ -8,7 +8,6 @@ from typing import Any, Final
 from weakref import ref
 
 import torch
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from dispatch_flops import _torch
@@ -94,7 +93,7 @@ class OptimizerNames:
 
 def _shapes(optimizer: Optimizer) -> Hashable:
     return tuple(
-        tuple([(None if is_lazy(one) else one.shape, one.dtype) for one in group["params"]])
+        tuple([(None if _torch.is_lazy(one) else one.shape, one.dtype) for one in group["params"]])
         for group in getattr(optimizer, "param_groups", ())
     )
 
