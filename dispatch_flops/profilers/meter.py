@@ -315,8 +315,8 @@ class FlopMeter(MeteredRun):
             warnings.warn(message, stacklevel=stacklevel_of_program())
 
     def _report(self, step: RunningStep) -> None:
-        """Warn once if the cost of a signature varies."""
-        if step.has_varied and not self._varies:
+        """Warn once if the cost of a signature varies, unless every step is counted anyway."""
+        if step.has_varied and not self._varies and self._verify_every != 1:
             self._varies = self._states.varies = True
             self._verified_at = 0
             warnings.warn(
