@@ -91,7 +91,7 @@ def headline(profile: Profile, machine: Machine | None = None) -> Headline:
     """
     root, total = profile.root, profile.total()
     seconds, seconds_of = measured_seconds(profile)
-    ops, phases = profile.op_totals(), phases_of(profile)
+    ops, phases = tuple(profile.op_totals()), phases_of(profile)
     return Headline(
         params=root.total_params,
         trainable_params=root.trainable_params,

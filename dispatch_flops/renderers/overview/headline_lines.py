@@ -119,8 +119,9 @@ def _utilisation(top: Headline, machine: Machine | None) -> str:
     hfu = ""
     if top.hfu is not None and top.hfu != top.mfu:
         hfu = f", HFU {at_least(fraction_text(top.hfu), top.hfu_is_lower_bound)}"
+    unknown = f"; HFU n/a: {top.why_no_hfu}" if top.why_no_hfu else ""
     warning = f"; {top.warning}" if top.warning else ""
-    return f"{mfu}{hfu} of {machine.name}{warning}"
+    return f"{mfu}{hfu} of {machine.name}{unknown}{warning}"
 
 
 def _device(profile: Profile) -> str:

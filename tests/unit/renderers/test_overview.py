@@ -269,6 +269,16 @@ class TestHeadline:
         (line,) = [line for line in parts(profile, machine=machine)[0] if line.startswith("MFU")]
         assert line == "MFU      n/a of Tiny: no peak of Tiny is known for float32"
 
+    def test_hardware_utilisation_that_alone_is_not_known_says_why(self) -> None:
+        machine = Machine(name="Tiny", flops_per_s={"float32": 24.0})
+        ops = (
+            op("aten.relu.default", extra_flops=6),
+            op("aten.mul.Tensor", "optimizer", dtype="float64", extra_flops=5),
+        )
+        profile = Profile(root=module("Net", ops=ops), timing=StepTiming(iteration_s=1.0))
+        (line,) = [line for line in parts(profile, machine=machine)[0] if line.startswith("MFU")]
+        assert line == "MFU      25% of Tiny; HFU n/a: no peak of Tiny is known for float64"
+
     def test_phases_are_told_apart(self) -> None:
         (line,) = [line for line in parts(training_step())[0] if line.startswith("FLOPs")]
         assert all(phase in line for phase in ("forward ", "backward ", "optimizer "))
