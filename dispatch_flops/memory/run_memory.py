@@ -248,7 +248,8 @@ class Memory:
     def enter(self, thread: ThreadState, stamp: Any) -> None:
         """Note what an optimizer holds before its step, and a cache that a module is given.
 
-        Also note where an outermost module call begins, and whether it keeps anything.
+        Also note what gradients there are where an outermost module call begins, and whether it
+        keeps anything.
         """
         call = thread.stack[-1]
         if call.named is None:
@@ -259,6 +260,7 @@ class Memory:
         if call.owner.__class__ not in self._ordinary and takes_cache(call.owner):
             self._note_cache(thread, call)
         if _is_outermost(thread, call):
+            self._note_gradients(call.owner.modules())  # now: FSDP2 is about to gather parameters
             # What is checkpointed will be run with gradients.
             if torch.is_grad_enabled() or is_checkpointing():
                 self.blocks.kept.begin_call()
@@ -283,7 +285,6 @@ class Memory:
         if not _is_outermost(thread, call):
             return
         self._note_modules(owner.modules())
-        self._note_gradients(owner.modules())
         self._is_first_call = False
         self.blocks.end_of_calls()
 

@@ -317,6 +317,24 @@ def test_representatives_compute_with_equal_shards() -> None:
     assert cluster.total("forward").macs == 2 * 3 * 7 * 5
 
 
+@pytest.mark.parametrize("is_given", [True, False])
+def test_gradients_of_an_earlier_step_are_those_of_the_ranks_shards(is_given: bool) -> None:
+    """FSDP2 has whole weights in place of the shards from the call of the model on."""
+
+    def job(mesh: DeviceMesh) -> Any:
+        model = fully_shard(nn.Linear(7, 6, bias=False), mesh=mesh["dp"])
+
+        def step() -> None:
+            model(torch.ones(3, 7)).sum().backward()
+
+        step()
+        return (model, step) if is_given else step
+
+    memory = simulate(job, {"dp": 2}, ranks=[1], memory=True).ranks[1].memory
+    assert memory is not None
+    assert memory.by_role("forward")["gradients"] == 7 * 3 * 4
+
+
 def sharding_over_a_mesh_of_its_own(mesh: DeviceMesh) -> Any:
     """5 rows on 4 ranks: 2, 2, 1, 0."""
     own = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
