@@ -2170,7 +2170,7 @@ def _completed_work_class() -> Any:
 # counting/dispatch_mode      _should_skip_dynamo, ignore_compile_internals and
 #                             supports_higher_order_operators, overridden; the first likewise in
 #                             counting/torch_functions
-# counting/strategies         _is_zerotensor()
+# counting/strategies         _is_zerotensor(); likewise memory/storages
 # counting/eager_stance       the attributes of a stance; the text of a warning
 # counting/higher_order       names of higher-order operators, py_kernels, _boxed_call
 # counting/module_tree        modules' _modules, _parameters, _buffers (conventional); likewise

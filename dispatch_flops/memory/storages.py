@@ -16,14 +16,17 @@ from dispatch_flops.operators.memory import stored_parts
 from dispatch_flops.operators.tensors import is_sparse, tensors_in
 
 Allocation = Literal[
-    "none", "in place", "result", "reuse", "argument", "arrival", "gathering", "annotation"
-]
+    "none", "in place", "result", "reuse", "result or zeros", "argument", "arrival", "gathering",
+    "annotation",
+]  # fmt: skip
 Taken = Literal["none", "one", "two", "three", "any"]
 Storage = torch.UntypedStorage
 
-# A zero tensor of forward-mode differentiation has a storage without memory.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+# A zero tensor of forward-mode differentiation has a storage without memory. Its product with a
+# number is one, too. Torch runs most other operators on zeros that it has made in its place.
 _WITHOUT_MEMORY = frozenset(("aten::_efficientzerotensor",))
+_WITHOUT_MEMORY_OF_ZEROS = frozenset(("aten::mul.Scalar",))
 # Their results share the memory of their argument, which their schemas do not say.
 _SHARING = frozenset(
     f"aten::{name}"
@@ -43,12 +46,17 @@ def storages_in(value: Any) -> list[tuple[Storage, torch.device]]:
     found: list[tuple[Storage, torch.device]] = []
     for item in value if value.__class__ is tuple else (value,):
         if item.__class__ is torch.Tensor and item.layout is torch.strided:
-            if _torch.has_storage(item):
+            if _has_memory(item):
                 found.append((item.untyped_storage(), item.device))
         elif item is not None:
             for tensor in tensors_in(item):
                 found += storages_of(tensor)
     return found
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor with a storage that has memory: that of a zero tensor has none."""
+    return _torch.has_storage(tensor) and not tensor._is_zerotensor()
 
 
 def storages_of(tensor: torch.Tensor) -> Iterator[tuple[Storage, torch.device]]:
@@ -64,7 +72,7 @@ def storages_of(tensor: torch.Tensor) -> Iterator[tuple[Storage, torch.device]]:
 def dense_parts_of(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     """Return the tensors with a storage that a tensor consists of; itself if it has one."""
     if type(tensor) in _PLAIN and tensor.layout is torch.strided:  # most are
-        return (tensor,) if _torch.has_storage(tensor) else ()
+        return (tensor,) if _has_memory(tensor) else ()
     return _find_dense_parts(tensor)
 
 
@@ -79,7 +87,7 @@ def _find_dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     elif is_sparse(tensor):
         for part in stored_parts(tensor):
             yield from dense_parts_of(part)
-    elif _torch.has_storage(tensor):
+    elif _has_memory(tensor):
         yield tensor
 
 
@@ -102,10 +110,11 @@ def allocation_of(func: Any) -> Allocation:
 
     "none": results share the memory of arguments. "in place": so they do, but a sparse argument may
     get another size, and with it other storages. "result": the results. "reuse": the results; in a
-    backward pass perhaps none, if no dispatch mode were on. "argument": the results, and arguments
-    that the call may resize. "arrival": an argument, which no operator made. "gathering": the
-    results, into which FSDP2 gathers parameters. "annotation": the call only names a range for
-    torch.profiler, as around an optimizer's step, or asks for a tensor's metadata.
+    backward pass perhaps none, if no dispatch mode were on. "result or zeros": the results, unless
+    they are zero tensors. "argument": the results, and arguments that the call may resize.
+    "arrival": an argument, which no operator made. "gathering": the results, into which FSDP2
+    gathers parameters. "annotation": the call only names a range for torch.profiler, as around an
+    optimizer's step, or asks for a tensor's metadata.
     """
     if not isinstance(func, OpOverload):
         return "result"
@@ -119,6 +128,8 @@ def allocation_of(func: Any) -> Allocation:
         return "arrival"
     if name == _GATHERING:
         return "gathering"
+    if func.name() in _WITHOUT_MEMORY_OF_ZEROS:
+        return "result or zeros"
     schema = _torch.schema_of(func)
     if "resize" in name or name == "aten::set_" or any(arg.is_out for arg in schema.arguments):
         return "argument"

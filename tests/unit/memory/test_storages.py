@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -15,7 +16,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dispatch_flops import FlopCounterMode, _torch
 from dispatch_flops.memory.storages import allocation_of, storages_of, tensors_taken
+from tests.helpers.allocator import counted_peak_bytes, peak_bytes
 
+Step = Callable[[Tensor, Tensor], Tensor]
 F32, I64 = 4, 8
 aten = torch.ops.aten
 
@@ -66,6 +69,7 @@ def test_opaque_tensor_has_no_storages() -> None:
         (aten.set_.source_Storage, "argument"),
         (aten.lift_fresh.default, "arrival"),
         (aten._efficientzerotensor.default, "none"),
+        (aten.mul.Scalar, "result or zeros"),
     ],
 )
 def test_allocation_of_an_operator_follows_from_its_schema(op: object, expected: str) -> None:
@@ -113,6 +117,26 @@ def test_fake_tensors_count_as_if_they_had_data() -> None:
             model(x)
     assert counter.profile.memory is not None
     assert counter.profile.memory.peak_bytes == (3 * 5 + 2 * 3 + 2 * 5) * F32
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    "step",
+    [torch.mul, torch.div, lambda x, w: torch.add(x, w, alpha=2)],
+    ids=["mul", "div", "add, alpha=2"],
+)
+def test_zero_tangents_of_forward_mode_take_no_memory(step: Step) -> None:
+    """Each step makes that of ``w``; the more steps, the more would be counted."""
+    x, w, tangent = torch.rand(3, 101).unbind()
+
+    def run() -> None:
+        with forward_ad.dual_level():
+            y = forward_ad.make_dual(x, tangent)
+            for _ in range(5):
+                y = step(y, w)
+
+    run()
+    assert counted_peak_bytes(run, None) == peak_bytes(run, [x, w, tangent])
 
 
 def test_tensors_from_data_count_from_their_arrival() -> None:
