@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from torch import nn
 from dispatch_flops.counting.python_frames import call_arguments
 
 _NAME = "past_key_values"
+# Of the parameter, by class. One that torch makes for a parametrized module holds that module.
+_positions: WeakKeyDictionary[type, int | None] = WeakKeyDictionary()
 
 
 def takes_cache(owner: object) -> bool:
@@ -21,9 +23,14 @@ def takes_cache(owner: object) -> bool:
     return _position(cls) is not None
 
 
-@lru_cache(maxsize=256)
 def _position(cls: Any) -> int | None:
     """Return the position of the parameter, without ``self``; None if there is none."""
+    if cls not in _positions:
+        _positions[cls] = _find_position(cls)
+    return _positions[cls]
+
+
+def _find_position(cls: Any) -> int | None:
     try:
         names = list(inspect.signature(cls.forward).parameters)
     except (AttributeError, TypeError, ValueError):

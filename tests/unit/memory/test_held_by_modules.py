@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -492,3 +494,15 @@ def test_reentrant_checkpoints_of_layers_are_of_one_step() -> None:
             y.sum().backward()
 
     assert activations_of(model, run) == [2 * ROWS * WIDTH * F32] * 2
+
+
+def test_parametrized_model_is_let_go_of_after_the_block() -> None:
+    """Torch makes a class for it, whose properties hold it."""
+    model = nn.utils.parametrizations.weight_norm(linear())
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model(torch.ones(ROWS, WIDTH))
+    assert counter.profile.memory is not None
+    reference = weakref.ref(model)
+    del model, counter
+    gc.collect()
+    assert reference() is None
