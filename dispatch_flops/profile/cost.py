@@ -33,7 +33,8 @@ class OpCost:
     flops: floating-point operations, ``2 * macs`` included.
     bytes_read, bytes_written: bytes that an unfused operator must move once. Where a formula
         leaves both at 0, the profiler fills in elements x element size of the tensors that go
-        in and come out.
+        in and come out. A tensor that the operator changes, and does not return, counts as one
+        that goes in: state both for such an operator.
 
     Example::
 
