@@ -14,7 +14,8 @@ without. ``--peers`` adds DeepSpeed's profiler (extra ``peers``).
 - steady: the program once more inside a block that is already entered.
 - one shot: entering, running once, leaving and reading the totals, as most users do.
 - parts: of one shot, in milliseconds, and what building the whole profile then takes per module.
-- import: what importing the counter takes after torch.
+- import, first block: what importing the counter takes after torch, and the first block of a
+  process more than the next.
 
 Freed memory is kept (glibc's mallopt). Otherwise, allocating 440 MB of gradients in every step
 would take longer, and vary more, than the overhead that is measured here.
@@ -152,13 +153,32 @@ def parts(model: nn.Module, run: Callable[[], Any], repeats: int) -> dict[str, f
     return seconds
 
 
-def import_seconds() -> float:
-    """Return the seconds that importing the counter takes in a process that imported torch."""
-    code = (
-        "import time, torch; start = time.perf_counter(); from dispatch_flops import "
-        "FlopCounterMode; print(time.perf_counter() - start)"
-    )
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout)
+ONCE = """
+import time, torch
+def taken(run):
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+def load():
+    from dispatch_flops import FlopCounterMode
+def count():
+    from dispatch_flops import FlopCounterMode
+    with FlopCounterMode(layer, display=False):
+        layer(x)
+layer, x = torch.nn.Linear(8, 8), torch.ones(8, 8)
+layer(x)
+print(taken(load), taken(count) - taken(count))
+"""
+
+
+def once_per_process() -> tuple[float, float]:
+    """Return the seconds of importing the counter after torch, and of the first block.
+
+    The second is what a block around one layer takes more than the next.
+    """
+    done = subprocess.run([sys.executable, "-c", ONCE], capture_output=True, check=True)
+    loading, first = map(float, done.stdout.split())
+    return loading, first
 
 
 def keep_freed_memory() -> None:
@@ -316,7 +336,11 @@ def main() -> int:
         )
     )
     print()
-    print(f"import after torch: {spread(import_seconds() * 1e3 for _ in range(given.rounds))} ms")
+    once = [once_per_process() for _ in range(given.rounds)]
+    print(f"import after torch: {spread(loading * 1e3 for loading, _ in once)} ms")
+    print(
+        f"first block of a process: {spread(first * 1e3 for _, first in once)} ms more than others"
+    )
     return 0
 
 

@@ -241,7 +241,7 @@ class StepCallback(ProfiledStep):
             timing=dataclasses.replace(
                 profile.timing,
                 iteration_s=seconds,
-                iteration_step=self.steps_done,
+                iteration_step=step,
                 method=(profile.timing.method or "").replace(f"; {ITERATION_METHOD}", "") or None,
             ),
             notes=(*profile.notes, note),
