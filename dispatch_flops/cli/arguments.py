@@ -19,6 +19,7 @@ from dispatch_flops.renderers import overview
 from dispatch_flops.renderers.overview.columns import column_names
 
 Commands = Any  # argparse's _SubParsersAction, which has no public name
+OPTIMIZERS = ("adamw", "adam", "sgd")  # those of ``profilers.training_step``, without torch
 
 TARGET_HELP = """\
 TARGET is one of:
@@ -115,7 +116,7 @@ def add_model_options(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--optimizer",
-        choices=("sgd", "adamw"),
+        choices=OPTIMIZERS,
         help="the optimizer of --train (default: sgd)",
     )
     group.add_argument(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dispatch_flops.analysis.planned import Plan
 from dispatch_flops.analysis.planned_generation import GenerationPlan
 from dispatch_flops.cli.arguments import (
+    OPTIMIZERS,
     TARGET_HELP,
     Commands,
     add_causal_option,
@@ -66,7 +67,6 @@ examples:
   dispatch-flops plan hf:config.json:AutoModelForCausalLM --machine H100 --dtype bf16 \\
       --generate --sequences 12x1@1024+512@0 5@1024
 """
-_OPTIMIZERS = ("adamw", "adam", "sgd", "none")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -107,7 +107,7 @@ def _add_step_options(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--optimizer",
-        choices=_OPTIMIZERS,
+        choices=(*OPTIMIZERS, "none"),
         help="none plans a forward pass without gradients (default: adamw; a job has its own)",
     )
     group.add_argument(

@@ -14,17 +14,11 @@ from dispatch_flops.operators.conventions import Causal, Target
 from dispatch_flops.profile import Profile
 from dispatch_flops.profilers.counter import FlopCounterMode
 from dispatch_flops.profilers.inputs import loss_in, requiring_gradient, run_backward
-from dispatch_flops.profilers.training_step import make_optimizer
+from dispatch_flops.profilers.training_step import OPTIMIZERS, make_optimizer
 
 # The caching allocator of CUDA rounds every block up to a multiple of this.
 # Source: c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize.
 ROUNDING = 512
-
-OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": torch.optim.AdamW,
-    "adam": torch.optim.Adam,
-    "sgd": torch.optim.SGD,
-}
 
 
 def count_step(
@@ -80,8 +74,7 @@ def step_of(
         raise TargetError(
             "no parameter of the model requires a gradient; plan it without an optimizer"
         )
-    cls = OPTIMIZERS[optimizer]
-    steps = make_optimizer(cls, trained, as_on_cuda=target == "cuda")
+    steps = make_optimizer(optimizer, trained, as_on_cuda=target == "cuda")
     return _training(model, args, kwargs, steps)
 
 

@@ -19,10 +19,11 @@ from dispatch_flops.profilers.model import UNTIMED
 from dispatch_flops.timing.devices import Devices
 from dispatch_flops.timing.latencies import time_calls
 
-OptimizerName = Literal["sgd", "adamw"]
-OPTIMIZERS: Mapping[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
+OptimizerName = Literal["adamw", "adam", "sgd"]
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
 }
 WHOLE_STEPS = "whole steps without the dispatch mode"
 
@@ -64,7 +65,7 @@ def profile_training_step(
         if not trained:
             raise TargetError("--train: the model has no parameter that requires a gradient")
         is_as_on_cuda = device == "meta" and options.get("target") == "cuda"
-        steps = make_optimizer(OPTIMIZERS[optimizer], trained, as_on_cuda=is_as_on_cuda)
+        steps = make_optimizer(optimizer, trained, as_on_cuda=is_as_on_cuda)
 
         def run_step() -> None:
             steps.zero_grad()
@@ -93,17 +94,18 @@ def profile_training_step(
 
 
 def make_optimizer(
-    cls: Callable[..., torch.optim.Optimizer], params: Sequence[nn.Parameter], *, as_on_cuda: bool
+    name: str, params: Sequence[nn.Parameter], *, as_on_cuda: bool
 ) -> torch.optim.Optimizer:
     """Return an optimizer of torch with its defaults.
 
+    name: of those in ``OPTIMIZERS``.
     as_on_cuda: its steps are over lists of tensors on every device, as torch's default is on CUDA.
         Lists of DTensors and others are not possible there, either. Parameters of a class of the
         program's own are taken one at a time.
     """
     is_of_one_class = len(set(map(type, params))) == 1
     is_over_lists = as_on_cuda and is_of_one_class and _torch.are_taken_in_lists(params)
-    return cls(params, lr=1e-3, foreach=True if is_over_lists else None)
+    return OPTIMIZERS[name](params, lr=1e-3, foreach=True if is_over_lists else None)
 
 
 def loss_of(output: Any) -> torch.Tensor:

@@ -9,13 +9,19 @@ import pytest
 
 from dispatch_flops.analysis.machines import MACHINES
 from dispatch_flops.cli.arguments import (
+    OPTIMIZERS,
     machine_named,
     natural,
     parse_assignments,
     parse_value,
 )
 from dispatch_flops.errors import TargetError
+from dispatch_flops.profilers import training_step
 from tests.helpers.command_line import Run, error_line
+
+
+def test_optimizers_are_those_of_training_steps() -> None:
+    assert tuple(training_step.OPTIMIZERS) == OPTIMIZERS
 
 
 def test_assignments_are_names_and_texts() -> None:

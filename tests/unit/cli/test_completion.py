@@ -48,7 +48,7 @@ def completions(line: str, folder: Path) -> list[str]:
     "line,offered",
     [
         ("dispatch-flops pro", ["profile"]),
-        ("dispatch-flops profile net.py:make --optimizer ", ["sgd", "adamw"]),
+        ("dispatch-flops profile net.py:make --optimizer ", ["adamw", "adam", "sgd"]),
         ("dispatch-flops check p.json --max-p", ["--max-params"]),
         ("dispatch-flops profile net.py:make --machine me", ["measure"]),
         ("dispatch-flops sweep net.py:make --machine Tes", ["Tesla\\ T4", "Tesla\\ V100-SXM2"]),

@@ -64,6 +64,15 @@ def test_state_of_adamw_is_there_before_the_counted_step() -> None:
     assert adamw.own("optimizer").flops > 2 * N
 
 
+def test_step_of_adamw_is_that_of_adam_and_a_decay() -> None:
+    x = [torch.ones(B, D)]
+    adamw, adam = (
+        profile_training_step(Net(), x, optimizer=name).total("optimizer").flops
+        for name in ("adamw", "adam")
+    )
+    assert adamw - adam == N  # p *= 1 - lr * decay
+
+
 @pytest.mark.parametrize("kind", ["dict", "object"])
 def test_loss_of_the_model_is_used(kind: str) -> None:
     profile = profile_training_step(Net(kind), [torch.ones(B, D)])
