@@ -36,7 +36,7 @@ from dispatch_flops.profilers.step_costs import (
     call_of_any_inputs,
 )
 from dispatch_flops.profilers.step_positions import KnownPositions, Position
-from dispatch_flops.profilers.step_signature import OPAQUE, OptimizerNames
+from dispatch_flops.profilers.step_signature import OPAQUE, OptimizerNumbers
 from dispatch_flops.profilers.uncounted import describe_uncounted
 
 
@@ -148,14 +148,14 @@ class RunningStep:
     """
 
     __slots__ = (
-        "_at", "_counted", "_counter", "_names", "_positions", "_states", "is_known", "is_verified",
-        "was_counted",
+        "_at", "_counted", "_counter", "_numbers", "_positions", "_states", "is_known",
+        "is_verified", "was_counted",
     )  # fmt: skip
 
     def __init__(self, states: States, counter: StepCounter) -> None:
         self.is_verified = self.was_counted = self.is_known = False
         self._states = states
-        self._names = OptimizerNames()
+        self._numbers = OptimizerNumbers()
         self._positions = KnownPositions()
         self._counter = counter
         self._counted: list[CountedRun] = []
@@ -199,7 +199,7 @@ class RunningStep:
 
     def begin_in_closure(self, optimizer: Optimizer, signature: Hashable) -> None:
         """Begin with a call in the closure of an optimizer's step, which runs already."""
-        event = (STEPPING, self._names.of(optimizer), signature)
+        event = (STEPPING, self._numbers.of(optimizer), signature)
         found = self._at.following.get(event)
         if found is not None:
             self._at = found
@@ -235,7 +235,7 @@ class RunningStep:
         self, optimizer: Optimizer, signature: Hashable, args: Any, kwargs: Mapping[str, Any]
     ) -> None:
         """Note that the step of an optimizer starts, with these arguments."""
-        name = self._names.of(optimizer)
+        name = self._numbers.of(optimizer)
         event = (STEPPING, name, signature)
         found = self._at.following.get(event)
         if found is not None:
@@ -255,7 +255,7 @@ class RunningStep:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Note that the step of an optimizer has ended."""
-        name = self._names.of(optimizer)
+        name = self._numbers.of(optimizer)
         event = (STEPPED, name)
         found = self._at.following.get(event)
         if found is not None:

@@ -65,7 +65,7 @@ def optimizer_signature(optimizer: Optimizer) -> Hashable:
     return tuple(found)
 
 
-class OptimizerNames:
+class OptimizerNumbers:
     """Numbers that tell optimizers apart.
 
     An address would not do: the next optimizer may get it, over parameters of other shapes. The
