@@ -14,6 +14,7 @@ from torch import nn
 from dispatch_flops import _torch
 from dispatch_flops.counting.checkpoints import is_checkpointing
 from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.module_tree import ModuleName
 from dispatch_flops.counting.thread_state import NO_TASK, OpenCall, ThreadState, last_recorded_in
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.memory.blocks import Block, Blocks
@@ -110,6 +111,7 @@ class Memory:
         self._optimizers = options.optimizers
         self._is_on_cuda = options.on_cuda
         self._met_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._met_modules: set[ModuleName] = set()  # those of outermost calls
         self._is_first_call = True
         self._ordinary: set[type] = set()  # classes of modules that have nothing to be noted
 
@@ -140,6 +142,7 @@ class Memory:
         """Note parameters, buffers, gradients and optimizer state as they are now."""
         self._note_modules(self._names.modules())
         self._note_gradients(self._names.modules())
+        self._met_modules.update(self._names.roots)
         for optimizer in self._optimizers:
             self._note_optimizer(optimizer)
 
@@ -179,6 +182,15 @@ class Memory:
                 for module in modules:
                     held = module._parameters.values()  # functional_call puts others there, too
                     self._note_gradients_of(p for p in held if isinstance(p, nn.Parameter))
+
+    def _note_gradients_from_before(self, named: ModuleName, module: nn.Module) -> None:
+        """Note gradients of earlier steps where the run meets a module, before FSDP2 gathers them.
+
+        Those of later steps are noted after their backward passes.
+        """
+        if named not in self._met_modules:
+            self._met_modules.add(named)
+            self._note_gradients(module.modules())
 
     def _note_gradients_of(self, parameters: Iterable[nn.Parameter | None]) -> None:
         for parameter in parameters:
@@ -260,7 +272,7 @@ class Memory:
         if call.owner.__class__ not in self._ordinary and takes_cache(call.owner):
             self._note_cache(thread, call)
         if _is_outermost(thread, call):
-            self._note_gradients(call.owner.modules())  # now: FSDP2 is about to gather parameters
+            self._note_gradients_from_before(call.named, call.owner)
             # What is checkpointed will be run with gradients.
             if torch.is_grad_enabled() or is_checkpointing():
                 self.blocks.kept.begin_call()
