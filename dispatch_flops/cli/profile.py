@@ -130,7 +130,7 @@ def _utilisation_text(profile: Profile, machine: Machine) -> str:
         f"{machine.name}: MFU {at_least(fraction_text(top.mfu), top.mfu_is_lower_bound)}"
         f"{f' ({top.why_no_mfu})' if top.why_no_mfu else ''}, "
         f"HFU {at_least(fraction_text(top.hfu), top.hfu_is_lower_bound)}"
-        f"{f' ({top.why_no_hfu})' if top.why_no_hfu != top.why_no_mfu else ''}; "
+        f"{f' ({top.why_no_hfu})' if top.why_no_hfu not in ('', top.why_no_mfu) else ''}; "
         f"at best {seconds_text(roof.attainable_s)}, bound by {roof.bound or 'n/a'}; "
         f"measured {about(seconds_text(top.seconds), top.seconds_are_inexact)} "
         f"({top.seconds_of})"

@@ -9,9 +9,12 @@ import pytest
 
 from dispatch_flops import Profile, analysis
 from dispatch_flops.analysis.machines import MACHINES, Machine
+from dispatch_flops.cli.profile import _utilisation_text
+from dispatch_flops.profile import StepTiming
 from dispatch_flops.units import fraction_text, seconds_text
 from tests.helpers.command_line import B, Run, W, error_line, macs, params
 from tests.helpers.html_pages import page_data
+from tests.helpers.trees import module, op
 
 
 class TestProfile:
@@ -80,6 +83,15 @@ class TestProfile:
             f"bench: MFU {mfu}, HFU {mfu}; at best {seconds_text(least_s)}, bound by compute; "
             f"measured {mark}{seconds_text(profile.root.latency_s)} (forward)"
         )
+
+    def test_hardware_utilisation_that_alone_is_not_known_says_why(self) -> None:
+        ops = (
+            op("aten.relu.default", extra_flops=6),
+            op("aten.mul.Tensor", "optimizer", dtype="float64", extra_flops=5),
+        )
+        profile = Profile(root=module("Net", ops=ops), timing=StepTiming(iteration_s=1.0))
+        text = _utilisation_text(profile, Machine(name="Tiny", flops_per_s={"float32": 24.0}))
+        assert text.startswith("Tiny: MFU 25%, HFU n/a (no peak of Tiny is known for float64); ")
 
     def test_unknown_machine_is_refused_before_the_run(self, run: Run) -> None:
         result = run("profile", "net.py:make", "--machine", "NVIDIA H2000")
