@@ -110,12 +110,33 @@ def _part(config: Any, *names: str) -> Any:
 
 
 def _tokens(config: Any, batch: int, variables: Variables) -> torch.Tensor:
+    length = size_of(variables, "seq", min([DEFAULT_TOKENS, *_positions(config)]))
+    return torch.ones(batch, length, dtype=torch.long)
+
+
+def _positions(config: Any) -> list[int]:
+    """Return the limits of the number of tokens that the config states."""
     limits = [
         getattr(config, f"max_{of}", None) for of in ("position_embeddings", "target_positions")
     ]
-    known = (limit for limit in limits if limit is not None and limit > 0)
-    length = size_of(variables, "seq", min([DEFAULT_TOKENS, *known]))
-    return torch.ones(batch, length, dtype=torch.long)
+    return [limit for limit in limits if isinstance(limit, int) and limit > 0]
+
+
+def note_on_positions(model: Any, inputs: Inputs) -> str:
+    """Return what there is to say of more tokens than a transformers model has positions for.
+
+    Without data, no look-up fails, as one of learned positions does.
+    """
+    config = getattr(model, "config", None)
+    for name, part in (("input_ids", "encoder"), ("decoder_input_ids", "decoder")):
+        tokens = inputs.kwargs.get(name)
+        limit = min(_positions(_part(config, "text_config", part)), default=None)
+        if isinstance(tokens, torch.Tensor) and limit is not None and tokens.shape[-1] > limit:
+            return (
+                f"{name} has {tokens.shape[-1]} tokens, and the model {limit} positions: with "
+                "data it fails, or goes beyond what it was trained for"
+            )
+    return ""
 
 
 def _pixels(config: Any, batch: int) -> torch.Tensor:

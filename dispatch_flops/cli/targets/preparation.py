@@ -19,7 +19,7 @@ from dispatch_flops.cli.targets.inputs import (
     convert_inputs,
     parse_dtype,
 )
-from dispatch_flops.cli.targets.libraries import Exported, HuggingFace, Timm
+from dispatch_flops.cli.targets.libraries import Exported, HuggingFace, Timm, note_on_positions
 from dispatch_flops.cli.targets.source import Source, first_line, raise_target_error
 from dispatch_flops.errors import TargetError
 
@@ -106,6 +106,8 @@ def prepare(
         converted = convert_inputs(found or Inputs(), moved_to, model_dtype)
     except Exception as error:
         raise_target_error(f"moving the model and its inputs to {device}", error)
+    if device_type == "meta" and (note := note_on_positions(model, converted)):
+        notify(note)
     return PreparedModel(model=model, inputs=converted)
 
 

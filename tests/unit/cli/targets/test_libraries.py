@@ -30,6 +30,9 @@ class TestHuggingFace:
                 "num_hidden_layers": 1, "image_size": 16, "patch_size": 8},
         "t5": {"d_model": 12, "d_kv": 4, "d_ff": 20, "num_heads": 3, "num_layers": 1,
                "vocab_size": 11},
+        "whisper": {"d_model": 12, "encoder_layers": 1, "decoder_layers": 1,
+                    "encoder_attention_heads": 3, "decoder_attention_heads": 3,
+                    "num_mel_bins": 10, "max_source_positions": 20, "max_target_positions": 17},
     }  # fmt: skip
 
     @pytest.fixture(autouse=True)
@@ -53,12 +56,23 @@ class TestHuggingFace:
         Path("pair.json").write_text(json.dumps(pair))
         found = _shapes(prepare("hf:pair.json:EncoderDecoderModel"))
         assert found == {"input_ids": (1, 19), "decoder_input_ids": (1, 32)}
-        whisper = {"model_type": "whisper", "d_model": 12, "encoder_layers": 1, "decoder_layers": 1,
-                   "encoder_attention_heads": 3, "decoder_attention_heads": 3, "num_mel_bins": 10,
-                   "max_source_positions": 20, "max_target_positions": 17}  # fmt: skip
-        Path("whisper.json").write_text(json.dumps(whisper))
         found = _shapes(prepare("hf:whisper.json", device="meta"))
         assert found == {"input_features": (1, 10, 40), "decoder_input_ids": (1, 17)}
+
+    def test_more_tokens_than_positions_are_noted_where_no_data_would_fail(self) -> None:
+        def notes(seq: int, target: str = "hf:bert.json") -> list[str]:
+            found: list[str] = []
+            prepare(target, variables={"seq": seq}, device="meta", notify=found.append)
+            return found
+
+        assert notes(33) == [
+            "input_ids has 33 tokens, and the model 32 positions: with data it fails, or goes "
+            "beyond what it was trained for"
+        ]
+        assert notes(32) == []
+        assert notes(1000, "hf:t5.json:AutoModelForSeq2SeqLM") == []
+        (note,) = notes(18, "hf:whisper.json")
+        assert note.startswith("decoder_input_ids has 18 tokens, and the model 17 positions")
 
     def test_config_without_a_limit_of_positions_has_the_default_tokens(self) -> None:
         xlnet = {"model_type": "xlnet", "vocab_size": 11, "d_model": 12, "n_layer": 1, "n_head": 3,
