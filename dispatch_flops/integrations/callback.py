@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,6 +16,7 @@ from dispatch_flops.analysis.efficiency import hfu, machine_of, mfu
 from dispatch_flops.analysis.machines import Machine, check_machine
 from dispatch_flops.counting.meter_totals import MeterTotals
 from dispatch_flops.distributed.gathering import gather_if_several
+from dispatch_flops.operators.program_lines import stacklevel_of_program
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profilers.config import ConfigSource, FlopsProfilerConfig
@@ -213,9 +215,14 @@ class StepCallback(ProfiledStep):
                 self._print()
 
     def finish(self) -> None:
-        """End the training run: print the profile if it is not printed yet."""
+        """End the training run: print the profile if it is not printed yet.
+
+        Warns of a step to be profiled that the run did not reach.
+        """
         self.close()
         self._ended = True
+        if self._profile is None and self.config.enabled:
+            warnings.warn(self._why_none(), stacklevel=stacklevel_of_program())
         self._print()
 
     def close(self) -> None:

@@ -129,10 +129,11 @@ def test_profile_without_a_next_step_is_printed_at_the_end(
     assert capsys.readouterr().out.count("Step     2") == 1
 
 
-def test_profile_of_a_step_that_was_never_reached_raises_not_profiled(
+def test_step_that_was_never_reached_is_told_at_the_end_and_where_its_profile_is_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    callback = after_steps(2, 3)
+    with pytest.warns(UserWarning, match="step 3 was never reached: training ended after 2"):
+        callback = after_steps(2, 3)
     with pytest.raises(NotProfiledError, match="step 3 was never reached: training ended after 2"):
         _ = callback.profile
     with pytest.raises(NotProfiledError, match="step 3 is not over yet; 0 are done"):
@@ -237,7 +238,9 @@ def test_second_run_after_reset_is_profiled_anew(capsys: pytest.CaptureFixture[s
 
 
 def test_run_that_was_too_short_does_not_affect_the_next() -> None:
-    callback = run(StepCallback(2), [B])
+    callback = StepCallback(2)
+    with pytest.warns(UserWarning, match="step 2 was never reached: training ended after 1"):
+        run(callback, [B])
     callback.reset()
     run(callback, [1], [2], [2])
     assert callback.profile.run.batch_size == 2

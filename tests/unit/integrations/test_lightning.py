@@ -137,7 +137,8 @@ def test_second_fit_is_profiled_anew(
     make: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     callback = make(profile_step=2)
-    fit(callback, 1)
+    with pytest.warns(UserWarning, match="step 2 was never reached"):
+        fit(callback, 1)
     with pytest.raises(NotProfiledError, match="step 2 was never reached: training ended after 1"):
         _ = callback.profile
     fit(callback, 3)
