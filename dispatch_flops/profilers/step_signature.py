@@ -69,13 +69,13 @@ class OptimizerNumbers:
     """Numbers that tell optimizers apart.
 
     An address would not do: the next optimizer may get it, over parameters of other shapes. The
-    number of an optimizer that is gone goes to one over parameters of the same shapes alone, for a
-    program may make an optimizer for each step.
+    number of an optimizer that is gone goes to one over the same parameters, for a program may make
+    an optimizer for each step; or, once these are gone, too, over others of the same shapes.
     """
 
     def __init__(self) -> None:
         self._by_address: dict[int, tuple[ref[Optimizer], int]] = {}
-        self._alike: dict[Hashable, dict[int, ref[Optimizer]]] = {}  # by shapes, then by number
+        self._alike: dict[Hashable, dict[int, tuple[ref[Any], ref[Any]]]] = {}  # by shapes, number
         self._next = 0
 
     def of(self, optimizer: Optimizer) -> int:
@@ -83,11 +83,18 @@ class OptimizerNumbers:
         found = self._by_address.get(id(optimizer))
         if found is not None and found[0]() is optimizer:
             return found[1]
+        groups = getattr(optimizer, "param_groups", ())
+        first = next((one for group in groups for one in group["params"]), optimizer)
         alike = self._alike.setdefault(_shapes(optimizer), {})
-        number = next((one for one, held in alike.items() if held() is None), self._next)
+        free = (
+            number
+            for number, (held, its_first) in alike.items()
+            if held() is None and (its_first() is None or its_first() is first)
+        )
+        number = next(free, self._next)
         self._next = max(self._next, number + 1)
-        alike[number] = ref(optimizer)
-        self._by_address[id(optimizer)] = alike[number], number
+        alike[number] = ref(optimizer), ref(first)
+        self._by_address[id(optimizer)] = alike[number][0], number
         return number
 
 

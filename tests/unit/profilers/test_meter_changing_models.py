@@ -291,6 +291,21 @@ def test_optimizers_that_live_at_once_over_equal_shapes_are_told_apart() -> None
     assert not meter.is_estimate
 
 
+def test_optimizers_of_each_step_are_told_apart_by_parameters_that_are_still_there() -> None:
+    model = linears(IN, IN, IN)
+    meter = FlopMeter(model, verify_every=0)
+    for index in range(20):
+        optimizer = torch.optim.SGD(model[index % 2].parameters(), lr=0.1)
+        with meter.step():
+            model(torch.ones(B, IN)).sum().backward()
+            optimizer.step()
+            if index % 2:
+                torch.ones(HID).exp()
+        model.zero_grad()
+    updates = 20 * 2 * IN * IN
+    assert meter.total_flops == 20 * step_flops(B, IN, IN, IN) + updates + 10 * HID
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_copy_of_a_meter_continues_the_totals(copied: Callable[[Any], Any]) -> None:
     model = linears(IN, OUT)
