@@ -100,9 +100,14 @@ class OptimizerNumbers:
 
 def _shapes(optimizer: Optimizer) -> Hashable:
     return tuple(
-        tuple([(None if _torch.is_lazy(one) else one.shape, one.dtype) for one in group["params"]])
+        tuple([(_shape(one), one.dtype) for one in group["params"]])
         for group in getattr(optimizer, "param_groups", ())
     )
+
+
+def _shape(parameter: Any) -> Hashable:
+    """Return the shape of a parameter; None for a lazy or a nested one, which has none."""
+    return None if _torch.is_lazy(parameter) or parameter.is_nested else parameter.shape
 
 
 def _option(name: str, value: Any) -> Hashable:

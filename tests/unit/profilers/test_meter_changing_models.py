@@ -306,6 +306,18 @@ def test_optimizers_of_each_step_are_told_apart_by_parameters_that_are_still_the
     assert meter.total_flops == 20 * step_flops(B, IN, IN, IN) + updates + 10 * HID
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_optimizer_may_have_parameters_without_a_shape() -> None:
+    model, rows = linears(IN, OUT), [torch.ones(2, IN), torch.ones(3, IN)]
+    nested = nn.Parameter(torch.nested.nested_tensor(rows))
+    optimizer = torch.optim.SGD([*model.parameters(), nested], lr=0.1)
+    meter = FlopMeter(model)
+    with meter.step():
+        model(torch.ones(B, IN)).sum().backward()
+        optimizer.step()
+    assert meter.total_flops == step_flops(B, IN, OUT) + 2 * IN * OUT
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_copy_of_a_meter_continues_the_totals(copied: Callable[[Any], Any]) -> None:
     model = linears(IN, OUT)
