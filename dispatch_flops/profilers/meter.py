@@ -129,6 +129,9 @@ class FlopMeter(MeteredRun):
                 "or None"
             )
         super().__init__(machine, window)
+        self._varies = False
+        self._varied_in = 0  # the step where a cost was first found to vary
+        self._warned: set[str] = set()
         self.verify_every = verify_every  # also sets ``_verified_at``
         self._model = model
         self._now = checked_clock(now)
@@ -137,7 +140,6 @@ class FlopMeter(MeteredRun):
             Conventions(causal=causal, flops=flops),
             registry.own_rules(custom_mapping),
         )
-        self._varies = False
         self._forget_steps()
         self._state = ModelState(model)
         self._hooks = MeterHooks(
@@ -155,7 +157,6 @@ class FlopMeter(MeteredRun):
         # The last one that started outside a step; its closure may begin one.
         self._outer: tuple[FrameKey, Optimizer, Hashable] | None = None
         self._is_started = self._calls_itself = False
-        self._warned: set[str] = set()
 
     def __reduce__(self) -> Any:
         """Return a meter of a copy of the model that continues the totals."""
@@ -172,6 +173,7 @@ class FlopMeter(MeteredRun):
         check_steps("verify_every", steps, least=0)
         self._verify_every = steps
         self._verified_at: float = 0  # the step that is verified next; 0: not known
+        self._warn_if_varying()
 
     # -- steps ----------------------------------------------------------------------------------
 
@@ -315,15 +317,20 @@ class FlopMeter(MeteredRun):
             warnings.warn(message, stacklevel=stacklevel_of_program())
 
     def _report(self, step: RunningStep) -> None:
-        """Warn once if the cost of a signature varies, unless every step is counted anyway."""
-        if step.has_varied and not self._varies and self._verify_every != 1:
+        """Note if the cost of a signature varies."""
+        if step.has_varied and not self._varies:
             self._varies = self._states.varies = True
+            self._varied_in = self._totals.steps
             self._verified_at = 0
-            warnings.warn(
-                f"step {self._totals.steps} has the signature of an earlier step and another cost: "
+            self._warn_if_varying()
+
+    def _warn_if_varying(self) -> None:
+        """Warn once if the cost of a signature varies, unless every step is counted anyway."""
+        if self._varies and self._verify_every != 1:
+            self._warn_once(
+                f"step {self._varied_in} has the signature of an earlier step and another cost: "
                 "what runs depends on data or on more than the inputs; the meter's totals are "
-                "estimates from counted steps",
-                stacklevel=stacklevel_of_program(),
+                "estimates from counted steps"
             )
 
     def _report_if_none_is_timed(self) -> None:
