@@ -43,7 +43,9 @@ def check_formula(formula: Formula, keys: Iterable[Any], *, by_name: bool) -> No
     for key in keys:
         of_key = [_torch.schema_of(overload) for overload in overloads_of(key)]
         forms = (
-            _forms_of_forward(key) if isinstance(key, type) else _forms_of(of_key, by_name=by_name)
+            _forms_of_forward(key, signature)
+            if isinstance(key, type)
+            else _forms_of(of_key, signature, by_name=by_name)
         )
         _refuse_uncallable(signature, key, forms)
         are_all_known = are_all_known and bool(of_key)
@@ -96,41 +98,52 @@ def _refuse_uncallable(signature: Signature, key: Any, forms: Iterable[_Form]) -
         )
 
 
-def _forms_of(schemas: Iterable[torch.FunctionSchema], *, by_name: bool) -> Iterator[_Form]:
+def _forms_of(
+    schemas: Iterable[torch.FunctionSchema], formula: Signature, *, by_name: bool
+) -> Iterator[_Form]:
     """Yield the forms of calls of operators with these schemas."""
     for schema in schemas:
         inputs = [argument for argument in schema.arguments if not argument.is_out]
         yield from _forms_of_call(
-            [_Argument(a.name, a.has_default_value(), a.kwarg_only or by_name) for a in inputs]
+            [_Argument(a.name, a.has_default_value(), a.kwarg_only or by_name) for a in inputs],
+            formula,
         )
 
 
-def _forms_of_forward(cls: type) -> Iterator[_Form]:
-    """Yield the forms of calls of a module of that class; none where it takes any arguments."""
-    signature = _signature_of(cls.forward)  # type: ignore[attr-defined]
-    parameters = [*signature.parameters.values()] if signature is not None else []
+def _forms_of_forward(cls: type, formula: Signature) -> Iterator[_Form]:
+    """Yield the forms of calls of a module of that class; none where that is not known.
+
+    It is known of a function that takes the module and certain arguments. One that another wraps
+    is not what is called.
+    """
+    forward = inspect.getattr_static(cls, "forward")
+    if not inspect.isfunction(forward):  # such as a staticmethod: it does not take the module
+        return
+    parameters = [*inspect.signature(forward, follow_wrapped=False).parameters.values()]
     if any(p.kind in _ANY for p in parameters):
         return
-    for are_named in (False, True):
+    for count in range(len(parameters), 0, -1):  # by position, the module among them
         yield from _forms_of_call(
             [
                 _Argument(
                     p.name,
                     p.default is not Parameter.empty,
-                    position > 0 and (are_named or p.kind is Parameter.KEYWORD_ONLY),
+                    position >= count or p.kind is Parameter.KEYWORD_ONLY,
                 )
-                for position, p in enumerate(parameters)  # the first is the module
-            ]
+                for position, p in enumerate(parameters)
+            ],
+            formula,
         )
 
 
-def _forms_of_call(arguments: Sequence[_Argument]) -> Iterator[_Form]:
+def _forms_of_call(arguments: Sequence[_Argument], formula: Signature) -> Iterator[_Form]:
     """Yield the forms of a call with these arguments, of which defaults may be omitted."""
     positional = [a for a in arguments if not a.is_named]
     named = [a for a in arguments if a.is_named]
     required = sum(not a.has_default for a in positional)
     needed = [a.name for a in named if not a.has_default]
-    for names in ([a.name for a in named], needed):
+    accepted = [a.name for a in named if not a.has_default or a.name in formula.parameters]
+    for names in ([a.name for a in named], accepted, needed):
         for count in range(len(positional), required - 1, -1):
             yield [a.name for a in positional[:count]], names
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -99,6 +100,33 @@ class TakesAny(nn.Module):
         return args[0]
 
 
+class WithOptions(nn.Module):
+    def forward(self, x: Tensor, scale: Any = None, mask: Any = None) -> Tensor:
+        return x
+
+
+class OfAFunction(nn.Module):
+    forward = staticmethod(torch.relu)  # type: ignore[assignment]
+
+
+def _with_ones(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(forward)
+    def run(self: nn.Module, x: Tensor) -> Tensor:
+        return cast(Tensor, forward(self, x, torch.ones_like(x)))
+
+    return run
+
+
+class Decorated(nn.Module):
+    @_with_ones
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return x + other
+
+
+def of_a_module_with_a_mask(module: nn.Module, hidden: Tensor, *, mask: Any, out: Any) -> int:
+    return 1
+
+
 def of_torchs_counter(a_shape: Any, b_shape: Any, *, out_shape: Any = None) -> int:
     return 1
 
@@ -113,6 +141,9 @@ ACCEPTED: dict[str, tuple[Any, Callable[..., Any], bool]] = {
     "a module": (nn.Linear, of_a_module, False),
     "a module's arguments by name": (nn.GRU, of_a_module_by_name, False),
     "a module that takes any arguments": (TakesAny, without_optional_arguments, False),
+    "a module's option by name": (WithOptions, of_a_module_with_a_mask, False),
+    "a module whose forward is a function": (OfAFunction, of_a_module, False),
+    "a module whose forward is wrapped": (Decorated, of_a_module, False),
 }
 
 
