@@ -22,10 +22,11 @@ _OF_TORCH = frozenset(
 )
 
 # Further ones: autograd takes none of their operators apart. They are not asked at every start.
+# Those whose names a program may give to a library of its own are: profiler and quantization.
 _NEVER_TAKEN_APART = frozenset(
     """
-    symm_mem static_runtime _quantized onednn debugprims inductor_prims rngprims profiler
-    mkl mkldnn_prepacked quantization c10d _native debug_mode_ops
+    symm_mem static_runtime _quantized onednn debugprims inductor_prims rngprims mkl
+    mkldnn_prepacked c10d _native debug_mode_ops
     """.split()
 )
 # Most operators are of the first.

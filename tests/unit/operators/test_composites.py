@@ -78,6 +78,18 @@ def test_operators_that_are_not_asked_are_taken_apart_by_no_autograd_kernel() ->
     assert asked
 
 
+@pytest.mark.parametrize("name", ["atenx", "profiler", "quantization"])
+def test_operator_of_a_programs_library_named_like_one_of_torchs_is_an_extensions(
+    name: str,
+) -> None:
+    with torch.library._scoped_library(name, "FRAGMENT") as library:
+        library.define("dispatch_flops_own(Tensor x) -> Tensor")
+        library.impl("dispatch_flops_own", torch.clone, "CPU")
+        library.impl("dispatch_flops_own", torch.detach, "Autograd")
+        op = getattr(torch.ops, name).dispatch_flops_own
+        assert composites.operators_of_extensions() == [op.default]
+
+
 MODULES_WITH_LIBRARIES = [
     "torch.ao.quantization.fx._decomposed",
     "torch.distributed._functional_collectives",
