@@ -128,8 +128,9 @@ def note_on_positions(model: Any, inputs: Inputs) -> str:
     Without data, no look-up fails, as one of learned positions does.
     """
     config = getattr(model, "config", None)
+    named = {getattr(model, "main_input_name", ""): next(iter(inputs.args), None), **inputs.kwargs}
     for name, part in (("input_ids", "encoder"), ("decoder_input_ids", "decoder")):
-        tokens = inputs.kwargs.get(name)
+        tokens = named.get(name)
         limit = min(_positions(_part(config, "text_config", part)), default=None)
         if isinstance(tokens, torch.Tensor) and limit is not None and tokens.shape[-1] > limit:
             return (

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dispatch_flops import profile_model
-from dispatch_flops.cli.targets import PreparedModel, prepare
+from dispatch_flops.cli.targets import PreparedModel, parse_shape, prepare
 from dispatch_flops.cli.targets.libraries import Exported
 from dispatch_flops.errors import TargetError
 
@@ -73,6 +73,13 @@ class TestHuggingFace:
         assert notes(1000, "hf:t5.json:AutoModelForSeq2SeqLM") == []
         (note,) = notes(18, "hf:whisper.json")
         assert note.startswith("decoder_input_ids has 18 tokens, and the model 17 positions")
+
+    def test_more_tokens_than_positions_are_noted_of_inputs_by_shape(self) -> None:
+        found: list[str] = []
+        shapes = [parse_shape("1,33:int64")]
+        prepare("hf:bert.json", shapes=shapes, device="meta", notify=found.append)
+        (note,) = found
+        assert note.startswith("input_ids has 33 tokens, and the model 32 positions")
 
     def test_config_without_a_limit_of_positions_has_the_default_tokens(self) -> None:
         xlnet = {"model_type": "xlnet", "vocab_size": 11, "d_model": 12, "n_layer": 1, "n_head": 3,
