@@ -55,8 +55,12 @@ def storages_in(value: Any) -> list[tuple[Storage, torch.device]]:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Return True for a tensor with a storage that has memory: that of a zero tensor has none."""
-    return _torch.has_storage(tensor) and not tensor._is_zerotensor()
+    """Return True for a tensor with a storage that has memory: that of a zero tensor has none.
+
+    No subclass is asked whether it is one, for it may refuse what it does not know.
+    """
+    is_zero = tensor.__class__ is torch.Tensor and tensor._is_zerotensor()
+    return _torch.has_storage(tensor) and not is_zero
 
 
 def storages_of(tensor: torch.Tensor) -> Iterator[tuple[Storage, torch.device]]:

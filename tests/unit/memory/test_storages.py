@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -137,6 +138,24 @@ def test_zero_tangents_of_forward_mode_take_no_memory(step: Step) -> None:
 
     run()
     assert counted_peak_bytes(run, None) == peak_bytes(run, [x, w, tangent])
+
+
+def test_parameter_of_a_class_that_refuses_unknown_functions_is_held() -> None:
+    class Refusing(nn.Parameter):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            assert getattr(func, "__name__", "") != "_is_zerotensor"
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+
+    model = nn.Linear(5, 3, bias=False)
+    model.weight = Refusing(torch.ones(3, 5))
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model(torch.ones(2, 5))
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.by_role()["parameters"] == 3 * 5 * F32
 
 
 def test_tensors_from_data_count_from_their_arrival() -> None:
