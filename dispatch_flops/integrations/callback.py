@@ -220,8 +220,8 @@ class StepCallback(ProfiledStep):
         Warns of a step to be profiled that the run did not reach.
         """
         self.close()
-        self._ended = True
-        if self._profile is None and self.config.enabled:
+        was_over, self._ended = self._ended, True
+        if self._profile is None and self.config.enabled and not was_over:
             warnings.warn(self._why_none(), stacklevel=stacklevel_of_program())
         self._print()
 

@@ -134,6 +134,7 @@ def test_step_that_was_never_reached_is_told_at_the_end_and_where_its_profile_is
 ) -> None:
     with pytest.warns(UserWarning, match="step 3 was never reached: training ended after 2"):
         callback = after_steps(2, 3)
+    callback.finish()  # tells it once
     with pytest.raises(NotProfiledError, match="step 3 was never reached: training ended after 2"):
         _ = callback.profile
     with pytest.raises(NotProfiledError, match="step 3 is not over yet; 0 are done"):
