@@ -114,13 +114,13 @@ def _forms_of_forward(cls: type, formula: Signature) -> Iterator[_Form]:
     """Yield the forms of calls of a module of that class; none where that is not known.
 
     It is known of a function that takes the module and certain arguments. One that another wraps
-    is not what is called.
+    is not what is called, and one without arguments may stand for those of instances.
     """
     forward = inspect.getattr_static(cls, "forward")
     if not inspect.isfunction(forward):  # such as a staticmethod: it does not take the module
         return
     parameters = [*inspect.signature(forward, follow_wrapped=False).parameters.values()]
-    if any(p.kind in _ANY for p in parameters):
+    if len(parameters) < 2 or any(p.kind in _ANY for p in parameters):
         return
     for count in range(len(parameters), 0, -1):  # by position, the module among them
         yield from _forms_of_call(

@@ -95,6 +95,12 @@ def of_a_module_by_name(module: nn.Module, *, input: Tensor, hx: Any = None, out
     return 1
 
 
+class OfInstances(nn.Module):
+    """Each instance has a forward of its own."""
+
+    def forward(self) -> None: ...
+
+
 class TakesAny(nn.Module):
     def forward(self, *args: Tensor) -> Tensor:
         return args[0]
@@ -140,6 +146,7 @@ ACCEPTED: dict[str, tuple[Any, Callable[..., Any], bool]] = {
     "names of an unloaded operator": ("no_lib::op", with_a_name_that_is_not_an_argument, True),
     "a module": (nn.Linear, of_a_module, False),
     "a module's arguments by name": (nn.GRU, of_a_module_by_name, False),
+    "a module with a forward of its own": (OfInstances, of_a_module, False),
     "a module that takes any arguments": (TakesAny, without_optional_arguments, False),
     "a module's option by name": (WithOptions, of_a_module_with_a_mask, False),
     "a module whose forward is a function": (OfAFunction, of_a_module, False),
