@@ -21,6 +21,11 @@ from dispatch_flops.errors import TargetError
 
 DEFAULT_TOKENS = 128
 _AUDIO_SAMPLES = 16_000  # one second at the sampling rate of speech models
+# Inputs of tokens, and the parts of a config of several models that may be theirs.
+_TOKENS = {
+    "input_ids": ("text_config", "encoder"),
+    "decoder_input_ids": ("decoder", "text_config"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ def default_inputs(model: Any, variables: Variables) -> Inputs | None:
     kind = getattr(model, "main_input_name", "input_ids")
     match kind:
         case "input_ids":
-            inputs = {kind: _tokens(_part(config, "text_config", "encoder"), batch, variables)}
+            inputs = {kind: _tokens(_part(config, *_TOKENS[kind]), batch, variables)}
         case "pixel_values":
             inputs = {kind: _pixels(config, batch)}
         case "input_values":
@@ -98,7 +103,7 @@ def default_inputs(model: Any, variables: Variables) -> Inputs | None:
     if kind == "input_ids" and hasattr(config, "vision_config"):
         inputs["pixel_values"] = _pixels(config.vision_config, batch)
     if getattr(config, "is_encoder_decoder", False):
-        decoder = _part(config, "decoder", "text_config")
+        decoder = _part(config, *_TOKENS["decoder_input_ids"])
         inputs["decoder_input_ids"] = _tokens(decoder, batch, variables)
     return convert_inputs(Inputs((), inputs), None, model.dtype)
 
@@ -129,9 +134,9 @@ def note_on_positions(model: Any, inputs: Inputs) -> str:
     """
     config = getattr(model, "config", None)
     named = {getattr(model, "main_input_name", ""): next(iter(inputs.args), None), **inputs.kwargs}
-    for name, part in (("input_ids", "encoder"), ("decoder_input_ids", "decoder")):
+    for name, parts in _TOKENS.items():
         tokens = named.get(name)
-        limit = min(_positions(_part(config, "text_config", part)), default=None)
+        limit = min(_positions(_part(config, *parts)), default=None)
         if isinstance(tokens, torch.Tensor) and limit is not None and tokens.shape[-1] > limit:
             return (
                 f"{name} has {tokens.shape[-1]} tokens, and the model {limit} positions: with "
