@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 from weakref import ref
 
@@ -77,11 +77,16 @@ class OptimizerNumbers:
         self._by_address: dict[int, tuple[ref[Optimizer], int]] = {}
         self._alike: dict[Hashable, dict[int, tuple[ref[Any], ref[Any]]]] = {}  # by shapes, number
         self._next = 0
+        self._latest: tuple[Callable[[], Any], int] = (lambda: None), 0
 
     def of(self, optimizer: Optimizer) -> int:
         """Return the number of an optimizer."""
+        latest, number = self._latest  # most programs have one
+        if latest() is optimizer:
+            return number
         found = self._by_address.get(id(optimizer))
         if found is not None and found[0]() is optimizer:
+            self._latest = found
             return found[1]
         groups = getattr(optimizer, "param_groups", ())
         first = next((one for group in groups for one in group["params"]), optimizer)
