@@ -130,7 +130,7 @@ def _positions(config: Any) -> list[int]:
 def note_on_positions(model: Any, inputs: Inputs) -> str:
     """Return what there is to say of more tokens than a transformers model has positions for.
 
-    Without data, no look-up fails, as one of learned positions does.
+    Without data no look-up fails, as that of a learned position would.
     """
     config = getattr(model, "config", None)
     named = {getattr(model, "main_input_name", ""): next(iter(inputs.args), None), **inputs.kwargs}
