@@ -213,6 +213,7 @@ def test_no_process_is_started_to_ask_for_the_platform(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(subprocess, "check_output", refuse)
     monkeypatch.setattr(platform, "_uname_cache", None)
+    monkeypatch.setattr(platform, "_platform_cache", {})
     placement._platform.cache_clear()
     assert platform.system() in str(run_of(Attend(), torch.ones(3, 7)).platform)
 
