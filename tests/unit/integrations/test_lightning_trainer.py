@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -27,6 +29,13 @@ pytestmark = pytest.mark.filterwarnings("default")  # Lightning warns of its own
 B, IN, OUT, MICRO = 3, 5, 7, 4
 FORWARD = B * IN * OUT
 TOY = Machine(name="toy", flops_per_s={"float32": 1e9}, source="made up")
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Take back the rank that Lightning sets: a Trainer of transformers would join its group."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 class Net(lightning.LightningModule):
