@@ -281,8 +281,8 @@ class FlopMeter(MeteredRun):
         seconds = self._now() - self._begun_s
         parts = step.end()
         is_rated = self.is_timed and not step.was_counted
-        size, self._size = self._size, _NO_SIZE
-        self._totals.add(parts, seconds if is_rated else None, *size)
+        (samples, tokens), self._size = self._size, _NO_SIZE
+        self._totals.add(parts, seconds if is_rated else None, samples, tokens)
         if not step.is_known:
             step.commit(self._totals.steps)
             if self._states.due:
