@@ -37,6 +37,6 @@ def test_description_of_a_layer_reads_the_known_attributes(layer: nn.Module) -> 
     attributes = _Attributes(layer)
     _DESCRIBED_BY[extra_repr](attributes)
     code = extra_repr.__code__  # type: ignore[attr-defined]
-    named = {name for text in code.co_consts[1:] for name in re.findall(r"{(\w+)}", str(text))}
+    named = {name for text in code.co_consts for name in re.findall(r"{(\w+)}", str(text))}
     named |= set(code.co_names) - _READ_ALL - {"len"}
     assert named - {"use_bias", "bias"} == attributes.read
