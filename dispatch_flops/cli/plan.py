@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dispatch_flops.analysis.planned import Plan
@@ -148,6 +148,7 @@ def run_plan(options: Namespace) -> int:
     from dispatch_flops.planning.planner import plan
 
     inputs: list[Inputs] = []  # of the models that were built
+    notify = functools.cache(print_progress)  # models of other sizes have the same to say
     try:
         with redirect_stdout(sys.stderr):
             host_s = measure_host_s_per_operator() if options.host_cost else None
@@ -158,7 +159,7 @@ def run_plan(options: Namespace) -> int:
                 )
             else:
                 planned = plan(
-                    _job(options, sizes) or partial(_build, options, inputs),
+                    _job(options, sizes) or functools.partial(_build, options, inputs, notify),
                     machine,
                     sizes=sizes,
                     optimizer=None if options.optimizer == "none" else options.optimizer or "adamw",
@@ -226,11 +227,11 @@ def _text(planned: Plan | GenerationPlan, options: Namespace) -> str:
 
 
 def _build(
-    options: Namespace, built: list[Inputs], **sizes: Any
+    options: Namespace, built: list[Inputs], notify: Callable[[str], None], **sizes: Any
 ) -> tuple[Any, dict[str, Any] | tuple[Any, ...]]:
     """Return the model and its inputs on the meta device; a language model gets labels.
 
-    built: the inputs are added to it.
+    built: the inputs are added to it. notify: receives progress messages.
     """
     from dispatch_flops.cli.targets import parse_shape, prepare
 
@@ -243,7 +244,7 @@ def _build(
         dtype=_name_of_dtype(options) if options.mesh is None else None,
         device="meta",
         variables=sizes,
-        notify=print_progress,
+        notify=notify,
     )
     model, inputs = prepared.model, prepared.inputs
     built.append(inputs)

@@ -54,6 +54,15 @@ def test_plan_prints_a_column_for_each_batch(run: Run) -> None:
     assert "planning linear.py:make on mine" in result.err
 
 
+def test_what_models_of_all_sizes_have_to_say_is_said_once(run: Run) -> None:
+    result = run(
+        "plan", "hf:config.json", "--set", "batch=1,2", "seq=65", "--machine", "mine.json",
+        "--no-search",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert result.err.count("input_ids has 65 tokens, and the model 64 positions") == 1
+
+
 def test_plan_without_sizes_shows_no_empty_progress(run: Run) -> None:
     result = run("plan", "linear.py:make", "--input-shape", "3,7", "--machine", "mine.json")
     assert result.code == 0, result.err
