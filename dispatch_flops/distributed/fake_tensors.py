@@ -68,6 +68,10 @@ class SimulatedTensorMode(FakeTensorMode):
             and (kwargs or {}).get("dtype") is torch.int32
         )
 
+    def end_step(self) -> None:
+        """Leave the last handle to the program: no operator follows that would hand it over."""
+        self._works.hand_over()
+
     @contextmanager
     def integers_kept(self) -> Iterator[None]:
         """Give data to 32-bit integers that a block makes; what is computed from them has data."""

@@ -279,6 +279,7 @@ class _Simulator:
                     counter,
                 ):
                     step()
+                    mode.end_step()
         except MissingMessageError:
             raise
         except Exception as error:

@@ -161,6 +161,18 @@ def test_simulated_rank_holds_what_it_received_as_long_as_the_handle() -> None:
     assert memory.peak_bytes == 2 * 4 * 7 * 11
 
 
+def test_simulated_rank_drops_the_last_that_it_sent() -> None:
+    """No operator follows, before which the simulation lets go of the handle."""
+
+    def step() -> None:
+        work = distributed.isend(torch.ones(7, 11), dst=1)
+        assert work is not None and work.wait()
+
+    memory = simulate(lambda mesh: step, {"pp": 2}, ranks=[0], memory=True).ranks[0].memory
+    assert memory is not None
+    assert memory.by_role("forward") == {"temporaries": 4 * 7 * 11}
+
+
 def test_elements_that_share_memory_are_all_sent() -> None:
     def step() -> None:
         world = distributed.group.WORLD
