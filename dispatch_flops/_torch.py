@@ -2153,8 +2153,9 @@ def _completed_work_class() -> Any:
 #
 # counting/node_owners        node._sequence_nr(), at every operator of a backward pass
 # counting/python_frames      names of nodes (TBackward0, ...), variable of AccumulateGrad;
-#                             torch.nn.utils.clip_grad and torch.amp.grad_scaler as callers; the
-#                             frame that calls a step's hook; self, args and kwargs in frames of
+#                             torch.nn.utils.clip_grad, torch.amp.grad_scaler and
+#                             torch.distributed.pipelining._backward as callers; the frame that
+#                             calls a step's hook; self, args and kwargs in frames of
 #                             MODULE_CALL_CODE
 # counting/meta_rms_norm      _local_tensor of a DTensor
 # counting/checkpoints        frames of torch.utils.checkpoint called unpack_hook (frame, gid) and

@@ -20,8 +20,7 @@ from dispatch_flops import _torch
 from dispatch_flops.compile.node_operators import is_seeded_again
 from dispatch_flops.compile.node_stacks import module_stack
 from dispatch_flops.counting.module_names import ModuleNames
-from dispatch_flops.counting.python_frames import running_modules
-from dispatch_flops.counting.thread_state import ACCUMULATION
+from dispatch_flops.counting.python_frames import ACCUMULATION, running_modules
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 

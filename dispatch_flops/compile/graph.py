@@ -29,7 +29,8 @@ from dispatch_flops.compile.templates import (
     size_reader,
 )
 from dispatch_flops.counting.module_tree import join
-from dispatch_flops.counting.thread_state import ACCUMULATION, NO_TASK
+from dispatch_flops.counting.python_frames import ACCUMULATION
+from dispatch_flops.counting.thread_state import NO_TASK
 from dispatch_flops.operators import registry
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.costing import CallCost, cost_of_call

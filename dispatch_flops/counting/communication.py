@@ -11,7 +11,8 @@ from typing import Any
 from dispatch_flops import _torch
 from dispatch_flops.counting.communication_causes import find_cause, is_in_pipeline_setup
 from dispatch_flops.counting.module_tracker import Tracker
-from dispatch_flops.counting.thread_state import ACCUMULATION, NO_TASK, ModulePhase
+from dispatch_flops.counting.python_frames import ACCUMULATION
+from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase
 from dispatch_flops.operators.communication import CommCall, communication_of, is_communication
 from dispatch_flops.profile import CommTotal, merge_communication
 from dispatch_flops.profile.cost import Phase

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch_flops.counting.module_names import ModuleNames
-from dispatch_flops.counting.python_frames import owner_by_parameters
+from dispatch_flops.counting.python_frames import ACCUMULATION, owner_by_parameters
 from dispatch_flops.counting.thread_state import (
-    ACCUMULATION,
     AMBIGUOUS,
     NO_TASK,
     UNATTRIBUTED,

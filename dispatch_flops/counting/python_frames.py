@@ -17,10 +17,13 @@ from dispatch_flops.operators.program_lines import PACKAGE, package_of
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
-# Parts of torch that run operators between backward and the optimizer step, by calling module.
-_PARTS = {
-    "torch.nn.utils.clip_grad": f"{OUTSIDE}.gradient clipping",
-    "torch.amp.grad_scaler": f"{OUTSIDE}.gradient scaling",
+ACCUMULATION = f"{OUTSIDE}.gradient accumulation"
+# Parts of torch that run operators after a backward pass, by calling module. Zero-bubble schedules
+# of pipelines add up the gradients of weights themselves.
+_PARTS: dict[str, tuple[str, Phase]] = {
+    "torch.nn.utils.clip_grad": (f"{OUTSIDE}.gradient clipping", "optimizer"),
+    "torch.amp.grad_scaler": (f"{OUTSIDE}.gradient scaling", "optimizer"),
+    "torch.distributed.pipelining._backward": (ACCUMULATION, "backward"),
 }
 # DeepSpeed's engines and optimizers reduce gradients at the end of ``backward``, after autograd.
 # In ``step`` they work on flat buffers of gradients.
@@ -147,7 +150,7 @@ def named_part_of_torch() -> tuple[str, Phase] | None:
         module = frame.f_globals.get("__name__", "")
         part = _PARTS.get(module)
         if part is not None:
-            return part, "optimizer"
+            return part
         if module.startswith(_ENGINES) and frame.f_code.co_name in _ENGINE_METHODS:
             return ENGINE, _ENGINE_METHODS[frame.f_code.co_name]
         if frame.f_back is None:

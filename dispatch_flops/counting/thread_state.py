@@ -22,7 +22,6 @@ from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
-ACCUMULATION = f"{OUTSIDE}.gradient accumulation"
 AFTER_BACKWARD = f"{OUTSIDE}.after backward"
 UNATTRIBUTED = f"{OUTSIDE}.backward of a forward outside the block"
 AMBIGUOUS = f"{OUTSIDE}.backward that several threads may have made"

@@ -285,6 +285,25 @@ def test_frames_of_gradient_clipping_and_scaling_name_their_modules() -> None:
     )
 
 
+def test_frame_of_a_zero_bubble_schedule_that_adds_up_gradients_names_its_module() -> None:
+    """dispatch_flops relies on this for telling these sums from what comes between backward and
+    step (counting/python_frames.py: ``named_part_of_torch``).
+    """
+    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+    layer, x = torch.nn.Linear(2, 3), leaf(5, 2)
+    layer.weight.grad = torch.ones(3, 2)
+    _, groups = stage_backward_input([layer(x)], [torch.ones(5, 3)], [x], layer.parameters())
+
+    def callers() -> list[str]:
+        return [frame.f_globals.get("__name__", "") for frame in frames()]
+
+    with Asking(callers) as mode:
+        stage_backward_weight(layer.parameters(), groups)
+    sums = [names for op, names in mode.answers if op == "aten.add_.Tensor"]
+    assert len(sums) == 1 and "torch.distributed.pipelining._backward" in sums[0]
+
+
 def test_optimizer_step_hook_is_called_by_the_frame_of_the_step() -> None:
     """dispatch_flops relies on this for steps that raised: their frame is gone
     (counting/python_frames.py: ``calling_frame``, ``has_returned``).

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dispatch_flops import FlopCounterMode, Profile
+from dispatch_flops.counting.python_frames import ACCUMULATION
 from dispatch_flops.profile import OUTSIDE
 from tests.helpers.parallel_nets import FLOAT
 from tests.helpers.profiling import TORCH
@@ -136,6 +137,17 @@ def test_work_of_a_pipeline_is_that_of_its_micro_batches(results: Results, workl
         calls = {node.calls for node in profile.root.walk() if node.class_name == "Stage"}
         assert calls == {BATCHES}
         assert (profile.run.rank, profile.run.world_size) == (rank, RANKS)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_gradients_of_micro_batches_are_added_up_in_backward(
+    results: Results, workload: str
+) -> None:
+    """A zero-bubble schedule adds up what it computes apart from the inputs' gradients itself."""
+    sums = BATCHES if workload == "gpipe_second_step" else BATCHES - 1
+    for rank, profile in enumerate(results.of(workload)):
+        weights = sum((number + 1) * WIDE * WIDE for number in stages_of(workload, rank))
+        assert profile.node(ACCUMULATION).own("backward").flops == sums * weights
 
 
 @infers_gradients

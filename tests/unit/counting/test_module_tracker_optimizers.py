@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dispatch_flops import FlopCounterMode, OpCost, Profile, overridden
 from dispatch_flops.counting import call_stack
-from dispatch_flops.counting.python_frames import operator_caller
-from dispatch_flops.counting.thread_state import ACCUMULATION, AFTER_BACKWARD
+from dispatch_flops.counting.python_frames import ACCUMULATION, operator_caller
+from dispatch_flops.counting.thread_state import AFTER_BACKWARD
 from tests.helpers.attributing import plain, rows, train, work_of
 from tests.helpers.modes import OperatorNames
 from tests.helpers.profiling import profile_of
