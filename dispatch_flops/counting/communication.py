@@ -11,10 +11,10 @@ from typing import Any
 from dispatch_flops import _torch
 from dispatch_flops.counting.communication_causes import find_cause, is_in_pipeline_setup
 from dispatch_flops.counting.module_tracker import Tracker
-from dispatch_flops.counting.python_frames import ACCUMULATION
+from dispatch_flops.counting.python_frames import ACCUMULATION, frame_of_operator
 from dispatch_flops.counting.thread_state import NO_TASK, ModulePhase
 from dispatch_flops.operators.communication import CommCall, communication_of, is_communication
-from dispatch_flops.profile import CommTotal, merge_communication
+from dispatch_flops.profile import OUTSIDE, CommTotal, merge_communication
 from dispatch_flops.profile.cost import Phase
 
 CountedCalls = Mapping[tuple[str, Phase, CommCall], int]
@@ -75,7 +75,7 @@ class CommunicationRecorder:
                 phase = cause.phase
             elif phase not in _SHARED:
                 phase = "backward" if is_in_backward else "forward"
-        elif is_in_backward and fqn == ACCUMULATION:
+        elif is_in_backward and fqn in (ACCUMULATION, OUTSIDE):
             owner = self._owner_of_gradient()
             fqn = fqn if owner is None else owner
         if is_in_pipeline_setup():
@@ -86,11 +86,16 @@ class CommunicationRecorder:
         """Return the fqn of the DistributedDataParallel model whose gradient arrives now.
 
         Its reducer runs when a gradient is accumulated. A collective that another hook runs then
-        belongs to the module that holds the parameter.
+        belongs to the module that holds the parameter. In the first pass of a static graph, the
+        reducer runs when the engine has run all nodes: it is known where there is one such model.
         """
-        parameter = getattr(_torch.current_node(), "variable", None)
         if self._data_parallel is None:
             self._data_parallel = self._tracker.names.owners_under_data_parallel()
+        node = _torch.current_node()
+        if node is None and frame_of_operator().f_code is _torch.ENGINE_CODE:
+            models = set(self._data_parallel.values())
+            return models.pop() if len(models) == 1 else None
+        parameter = getattr(node, "variable", None)
         fqn = self._data_parallel.get(id(parameter))
         if fqn is None:
             fqn = self._tracker.names.owners_of_parameters().get(id(parameter))

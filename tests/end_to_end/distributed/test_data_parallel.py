@@ -90,6 +90,10 @@ def ddp_unused() -> Profile:
     return train(nn.parallel.DistributedDataParallel(WithUnused(), find_unused_parameters=True))
 
 
+def ddp_static_graph() -> Profile:
+    return train(nn.parallel.DistributedDataParallel(Net(), static_graph=True), STEPS)
+
+
 def ddp_comm_hook() -> Profile:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
@@ -192,9 +196,10 @@ def fsdp2_compiled() -> Profile:
     return count(lambda: compiled(inputs()).sum().backward(), model)
 
 
-QUICK = ["ddp", "ddp_of_inner_model", "ddp_no_sync", "ddp_unused", "ddp_comm_hook", "ddp_buffers",
-         "fsdp1", "fsdp1_orig_params", "fsdp2", "fsdp2_not_resharded", "fsdp2_bf16",
-         "fsdp2_checkpointed", "fsdp2_accumulated", "fsdp2_stepped"]  # fmt: skip
+QUICK = ["ddp", "ddp_of_inner_model", "ddp_no_sync", "ddp_unused", "ddp_static_graph",
+         "ddp_comm_hook", "ddp_buffers", "fsdp1", "fsdp1_orig_params", "fsdp2",
+         "fsdp2_not_resharded", "fsdp2_bf16", "fsdp2_checkpointed", "fsdp2_accumulated",
+         "fsdp2_stepped"]  # fmt: skip
 COMPILED = ["ddp_compiled", "fsdp2_compiled"]
 
 
@@ -251,6 +256,11 @@ TRUTH: dict[str, dict[Any, tuple[int, int]]] = {
     "ddp_unused": {
         ("", "backward", "all_reduce"): (2, FLOAT * (PARAMS + 2 * 3 + 3) + 4 * (TENSORS + 2))
     },
+    # in the first step also, for each parameter, an int32 that tells whether it was used
+    "ddp_static_graph": {
+        ("", "backward", "all_reduce"): (STEPS + 1, STEPS * FLOAT * PARAMS + 4 * TENSORS)
+    }
+    | NEW_BUCKETS,
     "ddp_comm_hook": {("", "backward", "all_reduce"): (1, HALF * PARAMS)},
     "fsdp1": times(STEPS, of_fsdp(FLOAT * BLOCK_PARAMS, FLOAT * HEAD_PARAMS)),
     "fsdp1_orig_params": times(
@@ -283,8 +293,8 @@ def test_communication_of_data_parallelism_is_that_of_the_closed_form(
         assert profile.notes == ()
 
 
-STEPS_OF = {"ddp": STEPS, "ddp_no_sync": 2, "fsdp1": STEPS, "fsdp1_orig_params": STEPS,
-            "fsdp2": STEPS, "fsdp2_accumulated": 2}  # fmt: skip
+STEPS_OF = {"ddp": STEPS, "ddp_static_graph": STEPS, "ddp_no_sync": 2, "fsdp1": STEPS,
+            "fsdp1_orig_params": STEPS, "fsdp2": STEPS, "fsdp2_accumulated": 2}  # fmt: skip
 
 
 @pytest.mark.parametrize("workload", TRUTH)
