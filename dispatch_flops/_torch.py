@@ -2153,7 +2153,8 @@ def _completed_work_class() -> Any:
 #
 # counting/node_owners        node._sequence_nr(), at every operator of a backward pass
 # counting/python_frames      names of nodes (TBackward0, ...), variable of AccumulateGrad;
-#                             torch.nn.utils.clip_grad, torch.amp.grad_scaler and
+#                             torch.nn.utils.clip_grad, torch.amp.grad_scaler, FSDP1's
+#                             clip_grad_norm_, torch.distributed.fsdp.sharded_grad_scaler and
 #                             torch.distributed.pipelining._backward as callers; the frame that
 #                             calls a step's hook; self, args and kwargs in frames of
 #                             MODULE_CALL_CODE

@@ -18,12 +18,20 @@ from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
 ACCUMULATION = f"{OUTSIDE}.gradient accumulation"
+_Part = tuple[str, Phase]
+_CLIPPING: _Part = (f"{OUTSIDE}.gradient clipping", "optimizer")
+_SCALING: _Part = (f"{OUTSIDE}.gradient scaling", "optimizer")
 # Parts of torch that run operators after a backward pass, by calling module. Zero-bubble schedules
 # of pipelines add up the gradients of weights themselves.
-_PARTS: dict[str, tuple[str, Phase]] = {
-    "torch.nn.utils.clip_grad": (f"{OUTSIDE}.gradient clipping", "optimizer"),
-    "torch.amp.grad_scaler": (f"{OUTSIDE}.gradient scaling", "optimizer"),
+_PARTS: dict[str, _Part] = {
+    "torch.nn.utils.clip_grad": _CLIPPING,
+    "torch.amp.grad_scaler": _SCALING,
+    "torch.distributed.fsdp.sharded_grad_scaler": _SCALING,
     "torch.distributed.pipelining._backward": (ACCUMULATION, "backward"),
+}
+# The same by calling module and function, where the module has other functions.
+_FUNCTIONS: dict[tuple[str, str], _Part] = {
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "clip_grad_norm_"): _CLIPPING,
 }
 # DeepSpeed's engines and optimizers reduce gradients at the end of ``backward``, after autograd.
 # In ``step`` they work on flat buffers of gradients.
@@ -140,7 +148,7 @@ def first_ended(calls: Iterable[torch.nn.Module], entering: torch.nn.Module | No
     return None
 
 
-def named_part_of_torch() -> tuple[str, Phase] | None:
+def named_part_of_torch() -> _Part | None:
     """Return the name for the part of torch or DeepSpeed that runs the operator, and its phase.
 
     None if another part runs it.
@@ -148,11 +156,12 @@ def named_part_of_torch() -> tuple[str, Phase] | None:
     frame = sys._getframe(1)
     for _ in range(_PARTS_DEPTH):
         module = frame.f_globals.get("__name__", "")
-        part = _PARTS.get(module)
+        name = frame.f_code.co_name
+        part = _PARTS.get(module) or _FUNCTIONS.get((module, name))
         if part is not None:
             return part
-        if module.startswith(_ENGINES) and frame.f_code.co_name in _ENGINE_METHODS:
-            return ENGINE, _ENGINE_METHODS[frame.f_code.co_name]
+        if module.startswith(_ENGINES) and name in _ENGINE_METHODS:
+            return ENGINE, _ENGINE_METHODS[name]
         if frame.f_back is None:
             return None
         frame = frame.f_back

@@ -134,6 +134,25 @@ def fsdp1_orig_params() -> Profile:
     return _fsdp1(use_orig_params=True)
 
 
+def fsdp1_stepped() -> Profile:
+    """Scaled and clipped by FSDP1's own functions, which reduce over the ranks."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    model = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters())
+    scaler = ShardedGradScaler("cpu")
+
+    def step() -> None:
+        scaler.scale(model(inputs()).sum()).backward()
+        scaler.unscale_(optimizer)
+        model.clip_grad_norm_(1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return count(step, model)
+
+
 def sharded(model: nn.Module, **options: Any) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
@@ -197,8 +216,8 @@ def fsdp2_compiled() -> Profile:
 
 
 QUICK = ["ddp", "ddp_of_inner_model", "ddp_no_sync", "ddp_unused", "ddp_static_graph",
-         "ddp_comm_hook", "ddp_buffers", "fsdp1", "fsdp1_orig_params", "fsdp2",
-         "fsdp2_not_resharded", "fsdp2_bf16", "fsdp2_checkpointed", "fsdp2_accumulated",
+         "ddp_comm_hook", "ddp_buffers", "fsdp1", "fsdp1_orig_params", "fsdp1_stepped",
+         "fsdp2", "fsdp2_not_resharded", "fsdp2_bf16", "fsdp2_checkpointed", "fsdp2_accumulated",
          "fsdp2_stepped"]  # fmt: skip
 COMPILED = ["ddp_compiled", "fsdp2_compiled"]
 
@@ -266,6 +285,13 @@ TRUTH: dict[str, dict[Any, tuple[int, int]]] = {
     "fsdp1_orig_params": times(
         STEPS, of_fsdp(FLOAT * aligned(77, 11, 77, 7), FLOAT * aligned(21, 3))
     ),
+    # the root alone is sharded; also a flag for infinities, and the norm of all shards together
+    "fsdp1_stepped": {
+        ("", "forward", "all_gather"): (1, FLOAT * PARAMS),
+        ("", "backward", "reduce_scatter"): (1, FLOAT * PARAMS),
+        ("<outside>.gradient scaling", "optimizer", "all_reduce"): (1, FLOAT),
+        ("<outside>.gradient clipping", "optimizer", "all_reduce"): (1, FLOAT),
+    },
     "fsdp2": times(STEPS, FSDP2),
     "fsdp2_not_resharded": of_fsdp(BLOCK, HEAD, gathered_twice=False),
     "fsdp2_bf16": of_fsdp(BLOCK // 2, HEAD // 2, reduced_as=2),
