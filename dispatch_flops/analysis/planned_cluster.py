@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dispatch_flops.analysis.communication_times import DimTime, times_by_dim
+from dispatch_flops.analysis.communication_times import DimTime, GroupLink, group_link, times_by_dim
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.analysis.plain_figures import figures_of
 from dispatch_flops.analysis.step_bounds import StepBounds, step_bounds
-from dispatch_flops.profile import Profile
+from dispatch_flops.profile import CommGroup, CommTotal, Profile
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import OpCost
+from dispatch_flops.profile.mesh_positions import common_dims, coordinates_of, mesh_dims, rank_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,8 @@ class PlannedRank:
 class PlannedCluster:
     """The ranks of a planned step over a device mesh.
 
-    mesh: ``{dimension: size}``, outermost first. ranks: one of each kind.
+    mesh: ``{dimension: size}``, outermost first. ranks: one of each kind, and of those of a kind
+        one for each set of links that their groups have.
     notes: what a reader must know of the simulation.
 
     Example::
@@ -117,21 +120,64 @@ def planned_cluster(
     host_s_per_operator: float | None = None,
 ) -> PlannedCluster:
     """Return the figures of simulated ranks on the devices of a machine."""
-    stands_for = dict.fromkeys(cluster.profiles, 1)
-    for by in cluster.represented.values():
-        stands_for[by] += 1
     return PlannedCluster(
         machine=machine,
         mesh=dict(mesh),
         ranks=tuple(
             PlannedRank(
-                rank=rank,
-                ranks=stands_for[rank],
-                stage=cluster.stage(rank),
+                rank=profile.run.rank,
+                ranks=ranks,
+                stage=cluster.stage(profile.run.rank),
                 profile=profile,
                 bounds=step_bounds(profile, machine, host_s_per_operator),
             )
-            for rank, profile in cluster.profiles.items()
+            for head, alike in cluster.same_ranks().items()
+            for profile, ranks in _on_equal_links(cluster.profiles[head], alike, mesh, machine)
         ),
         notes=cluster.notes,
     )
+
+
+def _on_equal_links(
+    profile: Profile, ranks: Iterable[int], mesh: Mapping[str, int], machine: Machine
+) -> Iterator[tuple[Profile, int]]:
+    """Yield the profile for the first of the ranks whose groups have equal links, and their number.
+
+    The ranks do the same, but the group of one may be on one node and that of another on two.
+    profile: of the first of the ranks.
+    """
+    head = profile.run.rank
+    groups = {part.group: common_dims(part.group.ranks, mesh) for part in profile.communication}
+    calls = {_link_key(part): part for part in profile.communication}.values()
+    alike: defaultdict[tuple[GroupLink | None, ...], list[int]] = defaultdict(list)
+    for rank in ranks:
+        moved = {group: _moved(group, dims, head, rank, mesh) for group, dims in groups.items()}
+        links = (
+            group_link(replace(part, group=moved[part.group]), machine, rank) for part in calls
+        )
+        alike[tuple(links)].append(rank)
+    for rank, *others in alike.values():
+        moved = {group: _moved(group, dims, head, rank, mesh) for group, dims in groups.items()}
+        parts = (replace(part, group=moved[part.group]) for part in profile.communication)
+        run = replace(profile.run, rank=rank, mesh=mesh_dims(rank, mesh))
+        yield replace(profile, communication=tuple(parts), run=run), 1 + len(others)
+
+
+def _link_key(part: CommTotal) -> tuple[Any, ...]:
+    """Return what of a communication its link depends on."""
+    is_between_two = part.kind in ("send", "recv")
+    return part.group, part.kind, is_between_two and (part.sent_bytes, part.received_bytes)
+
+
+def _moved(
+    group: CommGroup, dims: Iterable[str], head: int, rank: int, mesh: Mapping[str, int]
+) -> CommGroup:
+    """Return the group in which a rank is where ``head`` is in this one.
+
+    dims: in which the ranks of the group have equal positions. A group that is not one of whole
+    dimensions, such as two of four ranks, is left as it is where the rank is not part of it.
+    """
+    at = coordinates_of(rank, mesh)
+    offset = rank_at(coordinates_of(head, mesh) | {dim: at[dim] for dim in dims}, mesh) - head
+    ranks = tuple(member + offset for member in group.ranks)
+    return replace(group, ranks=ranks) if rank in ranks else group

@@ -24,6 +24,20 @@ def coordinates_of(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
     return {name: positions[name] for name in mesh}
 
 
+def rank_at(position: Mapping[str, int], mesh: Mapping[str, int]) -> int:
+    """Return the rank at a position of such a mesh: ``coordinates_of`` the other way round."""
+    rank = 0
+    for name, size in mesh.items():
+        rank = rank * size + position[name]
+    return rank
+
+
+def common_dims(ranks: Iterable[int], mesh: Mapping[str, int]) -> list[str]:
+    """Return the dimensions of such a mesh in which these ranks have equal positions."""
+    at = [coordinates_of(rank, mesh) for rank in ranks]
+    return [name for name in mesh if len({position[name] for position in at}) == 1]
+
+
 def mesh_dims(rank: int, mesh: Mapping[str, int]) -> tuple[MeshDim, ...]:
     """Return the dimensions of such a mesh with the positions of ``rank``."""
     at = coordinates_of(rank, mesh)

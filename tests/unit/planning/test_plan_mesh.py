@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
@@ -305,6 +306,26 @@ def test_job_takes_the_sizes_and_dimensions_of_its_own() -> None:
         2 * WIDTH * VOCABULARY, 3 * WIDTH * VOCABULARY,
     ]  # fmt: skip
     assert [(step.samples, step.largest_batch) for step in steps] == 2 * [(None, None)]
+
+
+def test_slowest_rank_is_one_whose_group_is_on_two_nodes() -> None:
+    """Nodes have 4 devices: ranks 0 to 2 are on the first, and ranks 3 to 5 on both."""
+
+    def job(mesh: DeviceMesh) -> Any:
+        group = mesh.get_group("tp")
+        return lambda: torch.distributed.all_reduce(torch.ones(3, 50, 70), group=group)
+
+    machine = replace(MACHINE, devices_per_node=4)
+    cluster = plan(job, machine, mesh={"dp": 2, "tp": 3}).steps[0].cluster
+    assert cluster is not None and cluster.devices == 2 * 3
+    assert [(part.rank, part.ranks) for part in cluster.ranks] == [(0, 3), (3, 3)]
+    assert cluster.slowest.rank == cluster.slowest.profile.run.rank == 3
+    (time,) = cluster.communication
+    assert (time.dim, time.size, time.reach) == ("tp", 3, "network")
+    # One of the ranks is on the first node, so that one link connects the nodes.
+    assert time.seconds == pytest.approx(2 * 2 * FLOAT * 50 * 70 / NETWORK)
+    (total,) = cluster.slowest.profile.communication
+    assert total.group.ranks == (3, 4, 5)
 
 
 class Tied(Stated):
