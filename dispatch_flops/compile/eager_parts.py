@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import parallel
 
@@ -33,14 +34,25 @@ _WITHOUT_ARITHMETIC = (
     "Unsupported Tensor.item()",
     "logging.Logger method",
 )
+# Those among them that Python code meets which has no tensor, and is then not compiled.
+_WITHOUT_TENSORS = ("logging.Logger method", "Failed to trace builtin operator")
+_IN_UNCOMPILED_CALL = (
+    "a graph break in a call such as torch.utils.checkpoint's, whose function is then left eager"
+)
+_EAGER_BACKWARD = "a graph break in a torch.autograd.Function, whose backward is then left eager"
 # Files whose functions run no operator themselves: the standard library's, and DDP's.
 _FOLDERS = frozenset(Path(str(m.__file__)).parent for m in (contextlib, logging, parallel))
 _LAYERS = Path(str(nn.modules.__file__)).parent
+_TORCH = Path(str(torch.__file__)).parent
+_POLYFILLS = _TORCH / "_dynamo" / "polyfills"
+_AUTOGRAD_FUNCTIONS = str(_TORCH / "_functorch" / "autograd_function.py")
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _LEFT_EAGER = "torch.compile does not compile torch's own layers in it one by one"
 _COMPILED_IN_PLACE = (
     "torch.compile leaves torch's own layers eager if their method compile() is called; compile "
     "them by torch.compile(layer), or a module of your own around them"
 )
+_Place = tuple[Any, Any, Any]  # of a frame: function, file and line
 _PRINTING = ("Failed to trace builtin operator", "`print`")
 _NO_GRAPH = CallCost(
     "eager code: all of it",
@@ -96,6 +108,8 @@ class EagerParts:
         self._names = names
         _BREAK_OWNERS.watch()
         self._found: dict[str, CallCost] = {}
+        self._inlined: dict[_Place, CallCost] = {}  # functions that must have graphs of their own
+        self._entered: set[_Place] = set()  # those that have, by where their graphs ended
         self._known_graphs = 0
         self._last_break = _last(_torch.graph_breaks())
         self._last_compilation = _last(_torch.compilations())
@@ -109,9 +123,11 @@ class EagerParts:
         if not graphs or len(graphs) != self._known_graphs:
             self._known_graphs = len(graphs)
             self._read_modules(module_calls_of(graphs))
-        if not graphs and not self._found:
+        never_entered = (c for place, c in self._inlined.items() if place not in self._entered)
+        found = self._found | {cost.op: cost for cost in never_entered}
+        if not graphs and not found:
             return self._why_no_graph()
-        return tuple(self._found.values())
+        return tuple(found.values())
 
     def _why_no_graph(self) -> tuple[CallCost, ...]:
         """Return an unknown cost for what may have run, where the backend got nothing to compile.
@@ -130,9 +146,13 @@ class EagerParts:
         for reason in _after(self._last_break, breaks):
             if _BREAK_OWNERS.is_of_other(reason, backend):
                 continue
+            stack = reason.user_stack or []
+            self._entered.add(_where(stack[:1]))
             if not _is_without_arithmetic(reason.reason):
-                self._add(_cost_of(*_where(reason.user_stack), reason.reason))
-            for frame in reason.user_stack or ():
+                self._add(_cost_of(*_where(stack), reason.reason))
+            else:
+                self._follow_inlined(stack[1:], reason.reason)
+            for frame in stack:
                 if self._leaves_layers_eager(frame):
                     self._add(_cost_of(frame.name, frame.filename, frame.lineno, _LEFT_EAGER))
         self._last_break = _last(breaks)
@@ -141,6 +161,21 @@ class EagerParts:
             if record.fail_type is not None:
                 self._add(_cost_of_failed(record))
         self._last_compilation = _last(records)
+
+    def _follow_inlined(self, frames: Sequence[Any], reason: str) -> None:
+        """Note the function in whose call, inlined by others, a graph ended.
+
+        Its caller then calls it as it is, and torch.compile compiles it by itself: it ends a graph
+        at the same place. It does not where a function calls it that torch.compile does not enter,
+        or autograd.
+        """
+        for frame in frames:
+            if frame.filename == _AUTOGRAD_FUNCTIONS:
+                self._add(_cost_of(*_where(frames), _EAGER_BACKWARD))
+        followed = [frame for frame in frames if _has_tensors(frame, reason)]
+        cost = _cost_of(*_where(followed), _IN_UNCOMPILED_CALL) if followed else None
+        if cost is not None:
+            self._inlined.setdefault(_where(followed), cost)
 
     def _read_modules(self, counted: Mapping[str, int]) -> None:
         """Find layers of torch's own that were compiled by their method ``compile``.
@@ -226,7 +261,18 @@ def _file_of(module: nn.Module) -> Path | None:
     return Path(code.co_filename) if code is not None else None
 
 
-def _where(stack: Any) -> tuple[Any, Any, Any]:
+def _has_tensors(frame: Any, reason: str) -> bool:
+    """Return False for a function that torch.compile may not compile by itself.
+
+    It leaves alone what has no tensor, such as what only prints, and comprehensions. Functions of
+    ``torch._dynamo.polyfills`` stand for builtins.
+    """
+    if _POLYFILLS in Path(frame.filename).parents or frame.name in _COMPREHENSIONS:
+        return False
+    return frame.name == "forward" or not reason.startswith(_WITHOUT_TENSORS)
+
+
+def _where(stack: Any) -> _Place:
     frame = stack[-1] if stack else None
     return (frame.name, frame.filename, frame.lineno) if frame is not None else (None, None, None)
 

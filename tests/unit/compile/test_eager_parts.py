@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops.compile import counting_backend
 from dispatch_flops.errors import UncountedOpsError, UncountedWarning
@@ -92,6 +93,68 @@ class Broken(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         torch._dynamo.graph_break()
+        return self.last(x)
+
+
+class Checkpointed(Net):
+    """torch.compile does not enter a checkpoint that it could not trace whole."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.function, self.first(x), use_reentrant=False)
+
+
+def read_and_multiply(x: Tensor) -> Tensor:
+    return x * x.sum().item() @ x.mT
+
+
+class BreakingSquare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        torch._dynamo.graph_break()
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+class BreakingBackward(BreakingSquare):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+def report() -> None:
+    print("between")
+
+
+def read_each(x: Tensor) -> list[Any]:
+    return [row.item() for row in x[:, 0]]
+
+
+class Helped(Net):
+    """Calls a function, which torch.compile inlines until a graph ends in it."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        self.function(x)
         return self.last(x)
 
 
@@ -273,6 +336,57 @@ def test_break_at_which_no_arithmetic_runs_is_exact(model: Any) -> None:
     run(model(), backend, A)
     step = backend.step()
     assert step.total.macs == 2 * ONE
+    assert not step.uncounted
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (Branching, "forward"),
+        (Printing, "forward"),
+        (lambda: Helped(lambda x: print(x.shape)), "forward"),
+        (lambda: read_and_multiply, "read_and_multiply"),
+    ],
+)
+def test_graph_break_in_a_checkpoint_leaves_it_eager_and_is_named(
+    make: Callable[[], Any], name: str
+) -> None:
+    backend = counting_backend("aot_eager")
+    run(Checkpointed(make()), backend, A)
+    with pytest.warns(UncountedWarning, match=rf"eager code: {name} \(test_eager_parts.py:"):
+        step = backend.step()
+    assert step.total.macs == ONE
+
+
+@pytest.mark.parametrize("function", [BreakingSquare, BreakingBackward])
+def test_backward_of_an_autograd_function_with_a_graph_break_is_named(function: Any) -> None:
+    backend = counting_backend("aot_eager")
+    x = torch.ones(A, B, requires_grad=True)
+    torch.compile(function.apply, backend=backend)(x).sum().backward()
+    with pytest.warns(UncountedWarning, match="eager code: .*ward"):
+        assert backend.step().is_lower_bound
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch._dynamo.graph_break(),
+        lambda x: report(),
+        lambda x: any([x.sum() > 0, x.sum() > 1]),
+        read_each,
+        Branching(),
+        Printing(),
+        torch.no_grad()(lambda x: x.sum().item()),
+    ],
+)
+def test_break_in_a_function_that_has_graphs_of_its_own_is_exact(function: Any) -> None:
+    backend = counting_backend("aot_eager", strict=True)
+    model = Helped(function)
+    for _ in range(2):  # the second model finds the function compiled
+        run(model, backend, A)
+    step = backend.step()
+    own = 2 if isinstance(function, Net) else 0
+    assert step.total.macs == 2 * (2 + own) * ONE
     assert not step.uncounted
 
 
