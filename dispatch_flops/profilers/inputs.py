@@ -226,7 +226,6 @@ def run_backward(outputs: Sequence[torch.Tensor]) -> None:
 
 def _gradient_of_sum(output: torch.Tensor) -> torch.Tensor:
     """Return ones like the output; as in backward of its sum, they are one number in memory."""
-    is_plain = type(output) in _PLAIN and output.layout is torch.strided
-    if not is_plain or output.is_nested:
+    if type(output) not in _PLAIN or output.is_nested:
         return torch.ones_like(output)
-    return output.new_ones(()).expand_as(output)
+    return output.new_ones((), layout=torch.strided).expand(output.shape)

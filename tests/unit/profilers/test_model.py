@@ -65,6 +65,17 @@ def test_profile_model_with_backward_counts_as_backward_of_a_sum() -> None:
     assert profile.total("backward") == counter.profile.total("backward")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse .* support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_profile_model_with_backward_of_a_sparse_output(layout: torch.layout) -> None:
+    class Sparse(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).to_sparse(layout=layout)
+
+    profile = profile_model(Sparse(5, 7), args=[torch.ones(3, 5)], backward=True)
+    assert profile.total("backward").macs == 3 * 5 * 7
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
 def test_profile_model_with_backward_of_an_output_that_cannot_be_expanded(
