@@ -44,7 +44,8 @@ _EAGER_BACKWARD = "a graph break in a torch.autograd.Function, whose backward is
 _FOLDERS = frozenset(Path(str(m.__file__)).parent for m in (contextlib, logging, parallel))
 _LAYERS = Path(str(nn.modules.__file__)).parent
 _TORCH = Path(str(torch.__file__)).parent
-_POLYFILLS = _TORCH / "_dynamo" / "polyfills"
+# torch.compile does not enter them by themselves; those of the first stand for builtins.
+_INLINED_ALONE = {_TORCH / "_dynamo" / "polyfills", _TORCH / "optim"}
 _AUTOGRAD_FUNCTIONS = str(_TORCH / "_functorch" / "autograd_function.py")
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _LEFT_EAGER = "torch.compile does not compile torch's own layers in it one by one"
@@ -264,10 +265,10 @@ def _file_of(module: nn.Module) -> Path | None:
 def _has_tensors(frame: Any, reason: str) -> bool:
     """Return False for a function that torch.compile may not compile by itself.
 
-    It leaves alone what has no tensor, such as what only prints, and comprehensions. Functions of
-    ``torch._dynamo.polyfills`` stand for builtins.
+    It leaves alone what has no tensor, such as what only prints, and comprehensions.
     """
-    if _POLYFILLS in Path(frame.filename).parents or frame.name in _COMPREHENSIONS:
+    is_inlined_alone = not _INLINED_ALONE.isdisjoint(Path(frame.filename).parents)
+    if is_inlined_alone or frame.name in _COMPREHENSIONS:
         return False
     return frame.name == "forward" or not reason.startswith(_WITHOUT_TENSORS)
 
