@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -40,6 +41,8 @@ def virtual_rank(
     world_size = math.prod(mesh.values())
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, _variables(rank, world_size)))
+        # init_process_group names the rank in the tracebacks of this process, from then on.
+        stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))
         _torch.join_fake_group(rank, world_size)
         stack.callback(distributed.destroy_process_group)
         _torch.clear_sharding_caches()

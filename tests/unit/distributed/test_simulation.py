@@ -614,6 +614,12 @@ def test_error_of_the_job_names_the_rank_and_leaves_nothing_behind() -> None:
     assert type(torch.ones(1)) is torch.Tensor
 
 
+def test_errors_after_a_simulation_are_not_printed_as_those_of_a_rank() -> None:
+    before = sys.excepthook
+    simulate(linear, {"dp": 2}, [1])
+    assert sys.excepthook is before
+
+
 def test_job_that_does_not_end_is_interrupted() -> None:
     def job(mesh: Any) -> Callable[[], Any]:
         while True:
