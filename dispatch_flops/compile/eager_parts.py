@@ -54,6 +54,7 @@ _COMPILED_IN_PLACE = (
     "them by torch.compile(layer), or a module of your own around them"
 )
 _Place = tuple[Any, Any, Any]  # of a frame: function, file and line
+_TORCHSCRIPT = "torch.compile does not compile TorchScript"
 _PRINTING = ("Failed to trace builtin operator", "`print`")
 _NO_GRAPH = CallCost(
     "eager code: all of it",
@@ -188,9 +189,7 @@ class EagerParts:
             if _torch.backend_of_compiled_module(module) is backend:
                 for layer in _layers_never_compiled(module):
                     if self._names.find(layer, self._names.roots).fqn not in counted:
-                        code = type(layer).forward.__code__
-                        place = code.co_filename, code.co_firstlineno
-                        self._add(_cost_of(code.co_qualname, *place, _COMPILED_IN_PLACE))
+                        self._add(_cost_of_never_compiled(layer))
 
     def _leaves_layers_eager(self, frame: Any) -> bool:
         """Return True if a module of torch's, in which a graph ended, calls layers of torch's.
@@ -234,15 +233,25 @@ def _cost_of_failed(record: Any) -> CallCost | None:
     return _cost_of(record.co_name, *place, str(record.fail_reason))
 
 
+def _cost_of_never_compiled(layer: nn.Module) -> CallCost | None:
+    """Return the unknown cost of a layer in a module that is compiled in place."""
+    code = getattr(_forward_of(layer), "__code__", None)
+    if code is None:
+        return _cost_of(None, None, None, _TORCHSCRIPT)
+    place = code.co_filename, code.co_firstlineno
+    return _cost_of(code.co_qualname, *place, _COMPILED_IN_PLACE)
+
+
 def _layers_never_compiled(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers that torch.compile leaves eager in a module that is compiled in place.
 
     ``nn.Sequential`` runs nothing itself, and its layers are compiled one by one.
     """
-    if isinstance(module, nn.Sequential) and _torch.is_never_compiled(type(module).forward):
+    forward = _forward_of(module)
+    if isinstance(module, nn.Sequential) and _torch.is_never_compiled(forward):
         for child in module.children():
             yield from _layers_never_compiled(child)
-    elif _torch.is_never_compiled(type(module).forward):
+    elif forward is None or _torch.is_never_compiled(forward):
         yield module
 
 
@@ -258,8 +267,13 @@ def _after(known: Any, records: list[Any]) -> list[Any]:
 
 def _file_of(module: nn.Module) -> Path | None:
     """Return the file with the code of the module's forward."""
-    code = getattr(type(module).forward, "__code__", None)
+    code = getattr(_forward_of(module), "__code__", None)
     return Path(code.co_filename) if code is not None else None
+
+
+def _forward_of(module: nn.Module) -> Any:
+    """Return the forward that the class of a module defines; None for one of TorchScript."""
+    return getattr(type(module), "forward", None)
 
 
 def _has_tensors(frame: Any, reason: str) -> bool:

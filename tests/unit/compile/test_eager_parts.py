@@ -320,6 +320,21 @@ def test_layer_of_torch_that_is_compiled_in_place_in_other_code_is_counted() -> 
     assert backend.step().total.macs == 3 * ONE
 
 
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_traced_module_in_a_compiled_model_is_named(is_in_place: bool) -> None:
+    """Its class has no function ``forward``."""
+    model = nn.Sequential(torch.jit.trace(Net(), torch.ones(A, B)), Net())
+    backend = counting_backend("aot_eager", model)
+    if is_in_place:
+        model.compile(backend=backend)
+        with torch.no_grad():
+            model(torch.ones(A, B))
+    else:
+        run(model, backend, A)
+    with pytest.warns(UncountedWarning, match="eager code"):
+        assert backend.step().total.macs == 2 * ONE
+
+
 @leaves_layers_eager
 def test_layer_of_torch_that_is_compiled_in_place_for_another_backend_is_not_named() -> None:
     model = outer_of_layers()
