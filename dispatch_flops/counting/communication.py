@@ -31,7 +31,8 @@ class CommunicationRecorder:
         self._tracker = tracker
         self._calls: Counter[tuple[str, Phase, CommCall]] = Counter()
         self._lock = threading.Lock()
-        self._data_parallel: dict[int, str] | None = None
+        self._data_parallel: dict[int, str] = {}  # see ``owners_under_data_parallel``
+        self._modules = 0  # that had names then
         self.notes: dict[str, None] = {}
 
     def record(self, op: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> ModulePhase:
@@ -89,8 +90,10 @@ class CommunicationRecorder:
         belongs to the module that holds the parameter. In the first pass of a static graph, the
         reducer runs when the engine has run all nodes: it is known where there is one such model.
         """
-        if self._data_parallel is None:
-            self._data_parallel = self._tracker.names.owners_under_data_parallel()
+        names = self._tracker.names
+        if len(names.by_fqn) != self._modules:  # a model that is met later may be such a one
+            self._modules = len(names.by_fqn)
+            self._data_parallel = names.owners_under_data_parallel()
         node = _torch.current_node()
         if node is None and frame_of_operator().f_code is _torch.ENGINE_CODE:
             models = set(self._data_parallel.values())
@@ -98,7 +101,7 @@ class CommunicationRecorder:
         parameter = getattr(node, "variable", None)
         fqn = self._data_parallel.get(id(parameter))
         if fqn is None:
-            fqn = self._tracker.names.owners_of_parameters().get(id(parameter))
+            fqn = names.owners_of_parameters().get(id(parameter))
         return fqn
 
 

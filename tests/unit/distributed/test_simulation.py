@@ -247,6 +247,24 @@ def test_gradients_of_a_replicated_model_are_reduced_by_the_model() -> None:
     assert reduced[0].payload_bytes == 4 * (3 * 5 + 5 * 7)
 
 
+def test_gradients_of_a_model_that_is_met_later_are_reduced_by_the_model() -> None:
+    def job(mesh: DeviceMesh) -> Any:
+        models = [DistributedDataParallel(nn.Sequential(nn.Linear(3, n))) for n in (5, 7)]
+
+        def step() -> None:
+            for model in models:  # the second is unknown while the first reduces
+                model(torch.ones(2, 3)).sum().backward()
+
+        return step
+
+    profile = simulate(job, {"dp": 2}, ranks=[0]).ranks[0]
+    reduced = {total.fqn: total.payload_bytes for total in profile.communication}
+    assert reduced == {
+        "DistributedDataParallel": 4 * (3 + 1) * 5,
+        "DistributedDataParallel_2": 4 * (3 + 1) * 7,
+    }
+
+
 def test_simulated_rank_pins_memory_that_fsdp2_offloads() -> None:
     """Without an accelerator no real rank can."""
 
