@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -100,14 +101,21 @@ class ModuleNames:
             if module is not None:
                 yield module
 
+    def _alive(self) -> Iterator[nn.Module]:
+        """Yield each module that has a name, with the wrappers, and is still alive."""
+        for named in list(self._by_id.values()):
+            module = named.module()
+            if module is not None:
+                yield module
+
     def read_facts(self) -> FactsTable:
         """Read the facts of every module that is still alive.
 
         Later changes of the modules do not change what ``children`` and the names then tell.
         """
+        self._name_uncalled()
         with untraced():
-            alive = (named.module() for named in list(self._by_id.values()))
-            flat = flat_parameters(module for module in alive if module is not None)
+            flat = flat_parameters(self._alive())
             known = list(self.by_fqn.values())
             known += {named.canonical() for named in known if named.same_as is not None}
             found = [(named, module) for named in known if (module := named.module()) is not None]
@@ -391,6 +399,19 @@ class ModuleNames:
             self.roots = [known for known in self.roots if known.fqn != root.fqn] + [root]
             return root
         return self._add_tree(module, self._unique_fqn(f"{OUTSIDE}.{name}"), None)
+
+    def _name_uncalled(self) -> None:
+        """Name the modules that known ones hold by now, and that have not been called."""
+        alive = [*self._alive()]
+        known = {id(None), *map(id, alive)}
+        held = chain.from_iterable(module._modules.values() for module in alive if module._modules)
+        if known.issuperset(map(id, held)):
+            return
+        for above in list(self._by_id.values()):
+            holder = above.module()
+            for module in list(holder._modules.values()) if holder is not None else ():
+                if module is not None and self.fqn_of(module) is None:
+                    self._add_below_caller(module, above)
 
     def _find_wrapped(self, module: nn.Module) -> ModuleName | None:
         """Return the name of the known module that ``module`` wraps."""

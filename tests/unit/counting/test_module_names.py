@@ -212,6 +212,23 @@ def test_replaced_module_keeps_the_name_and_adds_parameters() -> None:
     assert profile.total_params == 3 * 5 + 5 * 11
 
 
+def test_parameters_are_those_that_the_model_holds_at_the_end() -> None:
+    model = plain(3, 5, 7)
+
+    def call() -> None:
+        model(rows(2, 3))
+        model[1] = nn.Linear(5, 11, bias=False)
+        model.append(nn.Sequential(nn.Linear(11, 13, bias=False)))
+
+    profile = profile_of(call, model=model)
+    assert work_of(profile)["1"] == {"forward": 2 * 5 * 7}
+    held = {node.fqn: node.total_params for node in profile.root.walk()}
+    assert held == {
+        "": 3 * 5 + 5 * 11 + 11 * 13, "0": 3 * 5, "1": 5 * 11, "2": 11 * 13, "2.0": 11 * 13
+    }  # fmt: skip
+    check_sums(profile)
+
+
 def test_added_module_is_named_when_it_is_called() -> None:
     model = plain(3, 5)
 
