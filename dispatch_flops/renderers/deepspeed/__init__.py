@@ -55,9 +55,13 @@ def make_view(
 ) -> View:
     """Return the view that DeepSpeed's own parameters describe; ``module_depth=-1`` shows all.
 
-    Raises ConfigError for a depth or number of modules that is not an int, or too small.
+    Raises ConfigError for a step, depth or number of modules that is not an int, or too small.
     """
-    for name, value, least in (("module_depth", module_depth, -1), ("top_modules", top_modules, 1)):
+    numbers = (
+        ("profile_step", profile_step, 0), ("module_depth", module_depth, -1),
+        ("top_modules", top_modules, 1),
+    )  # fmt: skip
+    for name, value, least in numbers:
         if not is_int_of(least, value):
             raise ConfigError(f"{name}={value!r}: pass an int of at least {least}")
     depth = None if module_depth < 0 else module_depth

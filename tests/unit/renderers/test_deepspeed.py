@@ -392,6 +392,8 @@ def test_summary_marks_latencies_that_are_inexact() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "least"),
     [
+        ("profile_step", "3", 0),
+        ("profile_step", -1, 0),
         ("module_depth", "all", -1),
         ("module_depth", -2, -1),
         ("top_modules", "all", 1),
