@@ -101,10 +101,13 @@ def _section(data: Any) -> Mapping[str, Any]:
     return section
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> Mapping[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds {data!r:.60}; expected an object")
+    return data

@@ -95,3 +95,10 @@ def test_load_of_a_file_that_is_not_json_raises_config_error(tmp_path: Path) -> 
     file.write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):
         FlopsProfilerConfig.load(file)
+
+
+def test_load_of_a_file_that_holds_no_object_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text("[3]")
+    with pytest.raises(ConfigError, match=r"ds\.json holds \[3\]; expected an object"):
+        FlopsProfilerConfig.load(file)
