@@ -28,7 +28,7 @@ __all__ = [
 
 
 class DispatchFlopsError(Exception):
-    """Base class of all exceptions below.
+    """Base class of all exceptions that the package defines.
 
     Example::
 

@@ -177,7 +177,8 @@ def add_run_options(parser: ArgumentParser) -> None:
     group.add_argument(
         "--target-device",
         choices=("cpu", "cuda"),
-        help="with --device meta, count attention as the kernel of this one (default: cpu)",
+        help="with --device meta, run attention, dropout, RMS norm and optimizers as on this one "
+        "(default: cpu)",
     )
 
 

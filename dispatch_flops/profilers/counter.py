@@ -71,8 +71,9 @@ class FlopCounterMode(ProfileHolder):
         ``"executed"`` (the default) counts the operators on the inner tensors, which for DTensor
         are this rank's; ``"logical"`` counts the operator on the whole tensor.
     target: the device by whose rules tensors without data (meta, or fake on the CPU) run scaled
-        dot product attention and dropout: ``"cpu"`` (the default), or ``"cuda"`` for compute
-        capability 8.0 and later. Optimizers run as they do for ``"cuda"`` with ``foreach=True``.
+        dot product attention, dropout and RMS norm: ``"cpu"`` (the default), or ``"cuda"`` for
+        compute capability 8.0 and later. Optimizers run as they do for ``"cuda"`` with
+        ``foreach=True``.
     meta_value: result of ``.item()`` and similar calls on tensors without data (meta, fake); None
         (the default) lets them raise, as torch does.
     latency: time modules and operators in the same pass, in seconds, without the profiler's own
@@ -301,9 +302,10 @@ class FlopCounterMode(ProfileHolder):
         return counts
 
     def get_table(self, depth: int | None = None) -> str:
-        """Return the table of torch.utils.flop_counter, down to ``depth`` levels.
+        """Return a table of the modules, with parameters, MACs and FLOPs.
 
-        depth: None (the default) for the counter's own ``depth``.
+        depth: levels, as torch.utils.flop_counter counts them: 1 shows the model alone. None (the
+            default) takes the counter's own ``depth``.
         """
         from dispatch_flops.renderers import View, table
 
