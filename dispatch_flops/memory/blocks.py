@@ -224,7 +224,7 @@ class Blocks:
             self.live[id(storage)] = block = self._new_block(storage, peak, size)
             self.allocations += 1
             block.born = self.allocations
-            peak.device.now += size
+            peak.device.now += block.size
 
     def note(self, storage: Storage, device: DeviceBlocks, role: Role, *, was_there: bool) -> None:
         """Give a storage its role. Add it if it is not known, for then no operator returned it.
@@ -242,11 +242,11 @@ class Blocks:
         self.live[id(storage)] = block = self._new_block(storage, device.elsewhere, size)
         block.role = role
         if was_there:
-            device.before += size
+            device.before += block.size
         else:
             self.allocations += 1
             block.born = self.allocations
-            device.now += size
+            device.now += block.size
             device.note_resting(block.born)
 
     def give_role(self, storage: Storage, role: Role) -> None:
@@ -257,9 +257,26 @@ class Blocks:
 
     def _new_block(self, storage: Storage, peak: ModulePeak, size: int) -> Block:
         block = Block(storage, self.on_release)
-        block.key, block.size, block.peak = id(storage), size, peak
+        block.key, block.peak = id(storage), peak
+        block.size = 0 if self._shows_another(storage) else size
         block.role, block.born, block.step = None, 0, self.kept.now
         return block
+
+    def _shows_another(self, storage: Storage) -> bool:
+        """Return True if a storage shows memory of one that is known, which it keeps alive.
+
+        So do tensors made of others by DLPack or NumPy, and slices of storages. They cannot be
+        resized.
+        """
+        if storage.resizable() or not (address := _address_of(storage)):
+            return False
+        size = storage.nbytes()
+        for block in list(self.live.values()):
+            if block.size >= size and (owner := block()) is not None:
+                is_inside = 0 <= address - _address_of(owner) <= block.size - size
+                if is_inside and owner.device == storage.device:
+                    return True
+        return False
 
     def resized(self, storage: Storage, peak: ModulePeak, operator: Any) -> None:
         """Note that a storage may have another size now; see ``allocated``.
@@ -411,6 +428,13 @@ class Blocks:
     def end_of_backward(self) -> None:
         """Note that a backward pass ended."""
         self.born_in_backward = self.allocations
+
+
+def _address_of(storage: Storage) -> int:
+    try:
+        return storage.data_ptr()
+    except RuntimeError:  # without memory, as that of a functional tensor
+        return 0
 
 
 def _activations(alive: Iterable[tuple[Block, Role]]) -> Iterator[tuple[int, str, int]]:

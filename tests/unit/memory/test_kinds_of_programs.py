@@ -309,6 +309,31 @@ def test_data_that_is_replaced_is_released() -> None:
     assert memory_of(run).peak_bytes == (7 + 17) * F32
 
 
+@pytest.mark.parametrize(
+    "share",
+    [
+        torch.from_dlpack,
+        lambda x: torch.from_numpy(x.numpy()),
+        lambda x: torch.empty(0).set_(x.untyped_storage()[:]),
+        lambda x: torch.frombuffer(x.numpy(), dtype=torch.float32, offset=F32),
+    ],
+    ids=["DLPack", "NumPy", "slice of the storage", "buffer"],
+)
+def test_storage_that_shows_memory_of_another_takes_none(
+    share: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    before = torch.ones(13)
+
+    def run() -> None:
+        made = torch.sigmoid(before)
+        seen, other = share(before), share(made)
+        del made
+        torch.cat([seen, before, other])
+
+    joined = 13 + 2 * share(before).numel()
+    assert memory_of(run).peak_bytes == (13 + 13 + joined) * F32
+
+
 # -- sparse, nested and wrapped tensors ---------------------------------------------------------
 
 
