@@ -18,7 +18,7 @@ from dispatch_flops.distributed.watchdog import LONGEST_S
 from dispatch_flops.errors import ConfigError, NotProfiledError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
-from dispatch_flops.profile.mesh_positions import ranks_text
+from dispatch_flops.profile.mesh_positions import named_ranks
 
 _numbers = itertools.count()  # of this process's calls; all ranks call gather equally often
 
@@ -76,7 +76,7 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
     cluster = ClusterProfile.merge(found[other] for other in sorted(found))
     if not missing:
         return cluster
-    note = f"no profile arrived from rank {ranks_text(missing)} within {timeout_s:g} s"
+    note = f"no profile arrived from {named_ranks(missing)} within {timeout_s:g} s"
     return dataclasses.replace(cluster, notes=(*cluster.notes, note))
 
 

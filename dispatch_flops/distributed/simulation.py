@@ -38,7 +38,7 @@ from dispatch_flops.operators.conventions import Causal, Flops, Target
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.memory import FollowMemory
-from dispatch_flops.profile.mesh_positions import mesh_dims, ranks_text
+from dispatch_flops.profile.mesh_positions import mesh_dims, named_ranks
 from dispatch_flops.profilers.counter import FlopCounterMode
 
 Job = Callable[[DeviceMesh], Any]
@@ -317,7 +317,7 @@ def _verification_notes(
             yield _DIFFERS.format(rank, compared[rank], ", ".join(texts))
     equal = [rank for rank, texts in found.items() if not texts]
     if equal:
-        yield _VERIFIED.format(f"rank{'s' * (len(equal) > 1)} {ranks_text(equal)}")
+        yield _VERIFIED.format(named_ranks(equal))
 
 
 def _check_job(job: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from dispatch_flops.profile.run_info import MeshDim
 
@@ -53,6 +53,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
         else:
             spans.append([rank])
     return ", ".join("-".join(map(str, span)) for span in spans)
+
+
+def named_ranks(ranks: Collection[int]) -> str:
+    """Return ranks as text, with the word: ``"rank 3"`` or ``"ranks 0-2, 5"``."""
+    return f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"
 
 
 def fills(mesh: Mapping[str, int], world_size: int) -> bool:

@@ -9,7 +9,7 @@ from dispatch_flops.analysis.cluster_communication import GroupTraffic, traffic_
 from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import in_order
-from dispatch_flops.profile.mesh_positions import ranks_text
+from dispatch_flops.profile.mesh_positions import named_ranks, ranks_text
 from dispatch_flops.profile.rank_figures import BY, By, Spread
 from dispatch_flops.renderers.cluster_marks import LOWER_BOUND, Marks, modules_of_unknown_cost
 from dispatch_flops.renderers.communication import group_text
@@ -98,7 +98,7 @@ def missing_text(cluster: ClusterProfile) -> str:
     """Return which ranks are missing; "" for none."""
     if not cluster.missing:
         return ""
-    return f"Missing: rank {ranks_text(cluster.missing)}; totals are of the other ranks"
+    return f"Missing: {named_ranks(cluster.missing)}; totals are of the other ranks"
 
 
 def lower_bound_text(cluster: ClusterProfile) -> str:
@@ -106,7 +106,7 @@ def lower_bound_text(cluster: ClusterProfile) -> str:
     lower = [rank for rank, profile in cluster.ranks.items() if profile.is_lower_bound]
     if not lower:
         return ""
-    return f"Lower bound: operators without a known cost ran on rank {ranks_text(lower)}"
+    return f"Lower bound: operators without a known cost ran on {named_ranks(lower)}"
 
 
 def memory_texts(cluster: ClusterProfile) -> Iterator[str]:
@@ -117,7 +117,7 @@ def memory_texts(cluster: ClusterProfile) -> Iterator[str]:
         ("approximate", [rank for rank, memory in followed.items() if memory.is_approximate]),
     ):
         if ranks:
-            yield f"Peak memory is {text} on rank {ranks_text(ranks)}"
+            yield f"Peak memory is {text} on {named_ranks(ranks)}"
 
 
 def notes_of(cluster: ClusterProfile) -> list[str]:

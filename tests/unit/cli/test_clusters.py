@@ -51,7 +51,7 @@ class TestMerge:
     def test_missing_ranks_are_named(self, run: Run) -> None:
         Path("a.json").write_text(of_rank(0).to_json())
         Path("b.json").write_text(of_rank(3).to_json())
-        assert "Missing: rank 1-2;" in run("merge", "a.json", "b.json").out
+        assert "Missing: ranks 1-2;" in run("merge", "a.json", "b.json").out
 
     def test_json_is_read_back(self, run: Run) -> None:
         Path("part.json").write_text(ClusterProfile.merge([of_rank(0), of_rank(1)]).to_json())

@@ -13,7 +13,12 @@ from dispatch_flops.errors import ConfigError, ProfileFormatError
 from dispatch_flops.profile import OUTSIDE, ModuleNode, Profile, StepTiming
 from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.cost import OpCost, Phase
-from dispatch_flops.profile.mesh_positions import coordinates_of, mesh_dims, ranks_text
+from dispatch_flops.profile.mesh_positions import (
+    coordinates_of,
+    mesh_dims,
+    named_ranks,
+    ranks_text,
+)
 from tests.helpers.clusters import MACS, MESH, PAYLOAD, SECONDS, four_ranks, of_rank
 from tests.helpers.trees import module, op, timed
 
@@ -293,6 +298,11 @@ def test_damaged_data_is_a_format_error(change: dict[str, object]) -> None:
 def test_ranks_text_joins_neighbours() -> None:
     assert ranks_text([5, 0, 1, 2]) == "0-2, 5"
     assert ranks_text([]) == ""
+
+
+def test_named_ranks_agree_with_their_number() -> None:
+    assert named_ranks([3]) == "rank 3"
+    assert named_ranks([5, 0, 1, 2]) == "ranks 0-2, 5"
 
 
 def test_coordinates_of_counts_the_last_dimension_fastest() -> None:

@@ -54,7 +54,7 @@ def test_ranks_whose_peak_of_memory_is_not_exact_are_named() -> None:
     merged = ClusterProfile.merge(
         dataclasses.replace(of_rank(rank), memory=memory) for rank, memory in enumerate(memories)
     )
-    said = ["Peak memory is a lower bound on rank 0", "Peak memory is approximate on rank 2-3"]
+    said = ["Peak memory is a lower bound on rank 0", "Peak memory is approximate on ranks 2-3"]
     assert cluster_table.render(merged).splitlines()[1:3] == [f"- {text}" for text in said]
     assert page_data(cluster_page.render(merged))["warnings"] == said
     marks = Marks(merged, None)
