@@ -340,7 +340,11 @@ class ModuleNames:
             at = caller
             for name, module in path:
                 fqn = fqn if name == WRAPPED else join(fqn, name)
-                at = self.by_fqn.get(fqn) or self._add_alias(module, fqn, at)
+                known, own = self.by_fqn.get(fqn), self._by_id.get(id(module))
+                # Another module may have had the name before this one came there.
+                if known is None or (own and known.canonical() is not own.canonical()):
+                    known = self._add_alias(module, fqn, at)
+                at = known
             return at
         return self.by_fqn.get(named.fqn, named)
 
@@ -411,7 +415,16 @@ class ModuleNames:
             holder = above.module()
             for module in list(holder._modules.values()) if holder is not None else ():
                 if module is not None and self.fqn_of(module) is None:
-                    self._add_below_caller(module, above)
+                    self._name_as_if_called(module, above)
+
+    def _name_as_if_called(self, module: nn.Module, caller: ModuleName) -> None:
+        """Name a new module, and what it holds, as calls from ``caller`` down would name them."""
+        calls, seen = [(module, [caller])], set[int]()
+        for called, callers in calls:
+            if id(called) not in seen and self._find_wrapped(called) is None:
+                seen.add(id(called))
+                below = [*callers, self.find(called, callers)]
+                calls += [(held, below) for held in called._modules.values() if held is not None]
 
     def _find_wrapped(self, module: nn.Module) -> ModuleName | None:
         """Return the name of the known module that ``module`` wraps."""

@@ -229,6 +229,25 @@ def test_parameters_are_those_that_the_model_holds_at_the_end() -> None:
     check_sums(profile)
 
 
+@pytest.mark.parametrize("calls", [1, 2])
+def test_module_that_was_put_into_another_has_a_name_below_it(calls: int) -> None:
+    model = nn.Sequential(plain(3, 5, 7))
+
+    def call() -> None:
+        model(rows(2, 3))
+        model[0] = nn.Sequential(model[0], nn.Linear(7, 11, bias=False))
+        for _ in range(1, calls):
+            model(rows(2, 3))
+
+    profile = profile_of(call, model=model)
+    assert profile.total_params == 3 * 5 + 5 * 7 + 7 * 11
+    inner = profile.node("0.0")
+    assert (inner.class_name, inner.own_params, inner.total_params) == (
+        "Sequential", 0, 3 * 5 + 5 * 7
+    )  # fmt: skip
+    check_sums(profile)
+
+
 def test_added_module_is_named_when_it_is_called() -> None:
     model = plain(3, 5)
 
