@@ -64,7 +64,8 @@ def size_of(variables: Variables, name: str, default: int) -> int:
     """Return the value of a size variable; raises TargetError if it is not a size."""
     size = variables.get(name, default)
     if not isinstance(size, int) or size < 0:
-        raise TargetError(f"--set {name}={size} is not a size; give a whole number of at least 0")
+        given = ",".join(map(str, size)) if isinstance(size, tuple) else size
+        raise TargetError(f"--set {name}={given} is not a size; give a whole number of at least 0")
     return size
 
 

@@ -84,12 +84,14 @@ def test_parse_dtype_refuses_other_names(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("value", ["half", 0.5, -1])
-def test_size_of_a_variable_that_is_not_a_size_is_refused(value: object) -> None:
+@pytest.mark.parametrize(
+    ("value", "given"), [("half", "half"), (0.5, "0.5"), (-1, "-1"), ((3, 4), "3,4")]
+)
+def test_size_of_a_variable_that_is_not_a_size_is_refused(value: object, given: str) -> None:
     with pytest.raises(TargetError) as caught:
         size_of({"b": value}, "b", 1)
     assert str(caught.value) == (
-        f"--set b={value} is not a size; give a whole number of at least 0"
+        f"--set b={given} is not a size; give a whole number of at least 0"
     )
 
 
