@@ -8,6 +8,7 @@ of CUDA cast single elements. They allocate where they reduce in several blocks,
 argument with gaps. On other devices, what is noted here counts as 0.
 
 Of operators that torch does not ship, every call is reported: nothing is known of their kernels.
+So are higher-order operators, which run others, unless all of these are followed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 
 import torch
 
-from dispatch_flops._torch import OpOverload
+from dispatch_flops._torch import HigherOrderOperator, OpOverload
+from dispatch_flops.counting.higher_order import HANDLERS
 from dispatch_flops.operators.composites import is_of_extension
 from dispatch_flops.operators.workspaces import Condition, WorkspaceRule, always
 
@@ -29,6 +31,8 @@ _OTHERS_OF_TORCH = frozenset(
     debugprims inductor_prims rngprims onnx streams bucketing debug_mode_ops _native
     """.split()
 )
+# Their handlers follow the functions that they call alone. They stack the results themselves.
+_STACKING = frozenset(("scan", "map_impl", "while_loop_stack_output"))
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _FEW = 32  # bytes of the numbers that a kernel makes tensors of
 _found: dict[OpOverload, WorkspaceRule] = {}
@@ -82,6 +86,9 @@ OF_EACH_CALL = WorkspaceRule(lambda *_, **__: None, reads_result=False)
 
 def found_workspace_of(func: Any) -> WorkspaceRule | None:
     """Return the rule of an operator whose kernel was seen to allocate, or is not torch's."""
+    if isinstance(func, HigherOrderOperator):
+        is_followed = func.name() in HANDLERS and func.name() not in _STACKING
+        return None if is_followed else OF_EACH_CALL
     is_operator = isinstance(func, OpOverload)
     if is_operator and is_of_extension(func) and func.namespace not in _OTHERS_OF_TORCH:
         return OF_EACH_CALL

@@ -185,3 +185,30 @@ def test_kernel_of_another_library_on_another_device_is_unseen(
 ) -> None:
     memory = memory_of(lambda: five_copies(X.to("meta")))
     assert memory.unseen == ("found_workspaces.five_copies.default",)
+
+
+# -- higher-order operators -----------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention_peaks_at_the_allocators_bytes() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.ones(2, 3, 137, 16)
+    truth = max(accumulate(allocations(lambda: flex_attention(q, q, q)), initial=0))
+    memory = memory_of(lambda: flex_attention(q, q, q))
+    assert truth > 2 * 3 * 137 * 137 * 4
+    assert memory.peak_bytes == BEFORE + q.nbytes + truth
+    assert not memory.is_lower_bound
+
+
+def test_operator_that_stacks_results_of_a_function_is_unseen() -> None:
+    from torch._higher_order_ops.map import map as map_over_rows
+
+    memory = memory_of(lambda: map_over_rows(lambda row: row.exp(), X))
+    assert memory.unseen == ("map_impl",)
+
+
+def test_operator_all_of_whose_functions_are_followed_is_not_unseen() -> None:
+    memory = memory_of(lambda: torch.cond(X.sum() > 0, lambda x: x.exp(), lambda x: x.sin(), (X,)))
+    assert not memory.unseen
