@@ -200,9 +200,10 @@ class Memory:
                 self.gradient_bytes.note(parameter, size)
 
     def _note_optimizer(self, optimizer: Any) -> None:
-        """Note gradients and state of an optimizer; unknown state was there when it is first met.
+        """Note what an optimizer holds; what is unknown was there when the optimizer is first met.
 
-        Its first step is the first look at an optimizer that the counter was not given.
+        Its first step is the first look at an optimizer that the counter was not given. Parameters
+        that no module holds, such as masters in float32 of a model's weights, are its own.
         """
         was_there = optimizer not in self._met_optimizers
         self._met_optimizers.add(optimizer)
@@ -212,6 +213,9 @@ class Memory:
             others = [o.state for o in self._met_optimizers if o.state is not optimizer.state]
         with _torch.modes_disabled():
             for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if not self._bytes_if_noted(parameter, "parameters"):
+                        self._give_role(parameter, "parameters", was_there=was_there)
                 self._note_gradients_of(group["params"])
             for parameter, state in list(optimizer.state.items()):
                 size = 0

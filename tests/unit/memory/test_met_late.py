@@ -14,7 +14,7 @@ from dispatch_flops import FlopCounterMode
 from dispatch_flops.profile import MemoryProfile
 from tests.helpers.allocator import peak_bytes
 
-F32 = 4
+BF16, F32 = 2, 4
 T = TypeVar("T")
 
 
@@ -144,6 +144,24 @@ def test_optimizer_state_that_is_met_in_the_first_step_was_there_before() -> Non
 
     step()
     assert memory_of(step, model).by_role("forward")["optimizer state"] == 3 * 5 * F32
+
+
+def test_parameters_that_no_module_holds_are_those_of_their_optimizer() -> None:
+    model, x = nn.Linear(5, 7, bias=False).bfloat16(), torch.ones(3, 5, dtype=torch.bfloat16)
+    master = model.weight.detach().float().requires_grad_()
+    optimizer = torch.optim.SGD([master], lr=0.1)
+
+    def run() -> None:
+        model(x).sum().backward()
+        assert model.weight.grad is not None
+        master.grad = model.weight.grad.float()
+        optimizer.step()
+
+    assert memory_of(run, model).by_role("optimizer") == {
+        "parameters": 5 * 7 * (BF16 + F32),
+        "gradients": 5 * 7 * (BF16 + F32),
+        "inputs": 3 * 5 * BF16,
+    }
 
 
 @pytest.mark.parametrize("has_operator", [False, True])
