@@ -62,8 +62,8 @@ class FlopMeter(MeteredRun):
     machine: machine whose peaks MFU and HFU refer to; None (the default) for the device's own
         peaks, if they are known.
     verify_every: every so many steps one is counted anew and compared (default 1000), with another
-        at random in between, and before that steps 12, 24, 36, 48, 60, 120, 180, 240, 360, 720 and
-        840. 0: never.
+        at random in between, and before that steps 12, 24, 36, 48, 60, 120, 180, 240, 360, 720,
+        840, and the one after each. 0: never.
     window: number of steps of ``meter.window`` (default 100).
     causal, flops, custom_mapping: as in ``FlopCounterMode``.
     now: clock that returns seconds (default ``time.perf_counter``).

@@ -8,9 +8,10 @@ import random
 from typing import Final
 
 # Many runs are short. Work that a program does every k-th step is found where k divides one of
-# these: each has more divisors than any smaller number. Where data choose the cost, any two of
-# them may differ.
-_EARLY: Final = (12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840)
+# these: each has more divisors than any smaller number. Programs count their steps from 1 or from
+# 0, so that the next one is verified, too. Where data choose the cost, any two of them may differ.
+_DIVISIBLE: Final = (12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840)
+_EARLY: Final = tuple(number + more for number in _DIVISIBLE for more in (0, 1))
 _MORE_OFTEN: Final = 10  # times as often, where costs vary
 
 

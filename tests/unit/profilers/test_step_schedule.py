@@ -101,15 +101,16 @@ def test_verified_step_that_costs_the_same_is_not_reported(model: nn.Module) -> 
 
 
 RANDOM_STEPS = {865, 1138}  # of the first and the second 1,000
-EARLY = (12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840)  # with many divisors
+DIVISIBLE = (12, 24, 36, 48, 60, 120, 180, 240, 360, 720, 840)  # have many divisors
+EARLY = tuple(sorted({*DIVISIBLE, *(number + 1 for number in DIVISIBLE)}))
 
 
 def test_documents_name_the_early_steps() -> None:
-    listed = f"{', '.join(map(str, EARLY[:-1]))} and {EARLY[-1]}"
+    listed = f"{', '.join(map(str, DIVISIBLE))}, and the one after each"
     assert listed in " ".join(str(FlopMeter.__doc__).split())
     cookbook = Path(__file__).parents[3] / "benchmarks" / "cookbook.md"
-    assert len(EARLY) == 11
-    told = f"before that eleven early steps are, from {EARLY[0]} to {EARLY[-1]}"
+    assert len(DIVISIBLE) == 11
+    told = f"before that eleven early pairs are, from {EARLY[0]} and 13 to {EARLY[-2]} and 841"
     assert told in " ".join(cookbook.read_text(encoding="utf-8").split())
 
 
@@ -118,8 +119,8 @@ def test_documents_name_the_early_steps() -> None:
     [
         (11, set()),
         (12, {12}),
-        (120, {*EARLY[:6]}),
-        (840, {*EARLY}),
+        (120, {*EARLY[:11]}),
+        (840, {*EARLY[:-1]}),
         (2000, {*EARLY, 1000, 2000, *RANDOM_STEPS}),
     ],
 )
@@ -179,12 +180,14 @@ def test_random_steps_leave_the_program_its_random_numbers(model: nn.Module) -> 
     assert found == expected
 
 
-@pytest.mark.parametrize("every", [2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 120])
-def test_work_of_every_kth_step_is_found(model: nn.Module, every: int) -> None:
+@pytest.mark.parametrize("every", [2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 30, 120])
+@pytest.mark.parametrize("first", [0, 1])
+def test_work_of_every_kth_step_is_found(model: nn.Module, every: int, first: int) -> None:
+    """first: the program's number of its first step."""
     meter, average = FlopMeter(model), torch.ones(OUT)
     with warnings.catch_warnings(record=True) as found, torch.no_grad():
         warnings.simplefilter("always")
-        for step in range(1, 841):
+        for step in range(first, 841):
             with meter.step():
                 model(torch.ones(B, IN))
                 if step % every == 0:
@@ -222,8 +225,8 @@ def test_resumed_run_is_verified_at_the_steps_of_the_whole_run(model: nn.Module)
     first = counted(meter, range(1, 131))
     resumed.load_state_dict(meter.state_dict())
     assert counted(resumed, range(131, 301)) == counted(meter, range(131, 301)) | {131}
-    # the first, 50 and 100, three at random, and steps 12 to 48
-    assert len(first) == 1 + 2 + 3 + len(EARLY[:4])
+    # the first, 50 and 100, three at random, and steps 12 to 49, among which is one of the three
+    assert len(first) == 1 + 2 + 3 + len(EARLY[:8]) - 1
 
 
 @pytest.mark.parametrize("again", [None, 13, 14, 21])
