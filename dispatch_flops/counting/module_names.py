@@ -8,7 +8,7 @@ FSDP's, and the module inside it share a name: ``_orig_mod`` is not a part of it
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -95,18 +95,8 @@ class ModuleNames:
         return self._add_new(module, callers[-1] if callers else None)
 
     def modules(self) -> Iterator[nn.Module]:
-        """Yield the named modules that are still alive."""
-        for named in list(self.by_fqn.values()):
-            module = named.module()
-            if module is not None:
-                yield module
-
-    def _alive(self) -> Iterator[nn.Module]:
-        """Yield each module that has a name, with the wrappers, and is still alive."""
-        for named in list(self._by_id.values()):
-            module = named.module()
-            if module is not None:
-                yield module
+        """Yield the named modules that are still alive, one of each fqn."""
+        return _alive(self.by_fqn.values())
 
     def read_facts(self) -> FactsTable:
         """Read the facts of every module that is still alive.
@@ -115,7 +105,7 @@ class ModuleNames:
         """
         self._name_uncalled()
         with untraced():
-            flat = flat_parameters(self._alive())
+            flat = flat_parameters(_alive(self._by_id.values()))
             known = list(self.by_fqn.values())
             known += {named.canonical() for named in known if named.same_as is not None}
             found = [(named, module) for named in known if (module := named.module()) is not None]
@@ -406,7 +396,7 @@ class ModuleNames:
 
     def _name_uncalled(self) -> None:
         """Name the modules that known ones hold by now, and that have not been called."""
-        alive = [*self._alive()]
+        alive = [*_alive(self._by_id.values())]
         known = {id(None), *map(id, alive)}
         held = chain.from_iterable(module._modules.values() for module in alive if module._modules)
         if known.issuperset(map(id, held)):
@@ -471,6 +461,14 @@ class ModuleNames:
             number += 1
             candidate = f"{fqn}_{number}"
         return candidate
+
+
+def _alive(named: Iterable[ModuleName]) -> Iterator[nn.Module]:
+    """Yield the modules of these names that are still alive."""
+    for one in list(named):
+        module = one.module()
+        if module is not None:
+            yield module
 
 
 def _is_of_a_root(named: ModuleName) -> bool:

@@ -271,12 +271,12 @@ class Blocks:
         if storage.resizable() or not (address := _address_of(storage)):
             return False
         size = storage.nbytes()
-        for block in list(self.live.values()):
-            if block.size >= size and (owner := block()) is not None:
-                is_inside = 0 <= address - _address_of(owner) <= block.size - size
-                if is_inside and owner.device == storage.device:
-                    return True
-        return False
+        return any(
+            block.size >= size
+            and (owner := block()) is not None
+            and 0 <= address - _address_of(owner) <= block.size - size
+            for block in list(self.live.values())
+        )
 
     def resized(self, storage: Storage, peak: ModulePeak, operator: Any) -> None:
         """Note that a storage may have another size now; see ``allocated``.
