@@ -29,6 +29,8 @@ FLOPS_PER_MAC = 2
 class OpCost:
     """Cost of one operator call, or of several together; costs add, and multiply by an int.
 
+    ``sum`` adds any number of them.
+
     macs: multiply-accumulates of contractions.
     flops: floating-point operations, ``2 * macs`` included.
     bytes_read, bytes_written: bytes that an unfused operator must move once. Where a formula
@@ -48,7 +50,10 @@ class OpCost:
     bytes_written: int = 0
 
     def __add__(self, other: OpCost) -> OpCost:
-        return add_costs((self, other))
+        return add_costs((self, other)) if isinstance(other, OpCost) else NotImplemented
+
+    def __radd__(self, other: int) -> OpCost:
+        return self if other == 0 else NotImplemented  # sum() starts at 0
 
     def __mul__(self, times: int) -> OpCost:
         return self if times == 1 else _from_counts(count * times for count in counts_of(self))

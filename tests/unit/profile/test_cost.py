@@ -38,6 +38,18 @@ def test_cost_plus_cost_adds_every_field() -> None:
     assert COST + other == OpCost(macs=13, flops=16, bytes_read=22, bytes_written=26)
 
 
+def test_sum_of_costs_needs_no_start() -> None:
+    assert sum([COST, 2 * COST]) == 3 * COST
+
+
+@pytest.mark.parametrize("other", [3, 0.5, None])
+def test_cost_plus_anything_else_is_a_type_error(other: object) -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        COST + other  # type: ignore[operator]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        other + COST  # type: ignore[operator]
+
+
 def test_cost_times_int_multiplies_every_field() -> None:
     tripled = OpCost(macs=6, flops=9, bytes_read=15, bytes_written=21)
     assert COST * 3 == 3 * COST == tripled
