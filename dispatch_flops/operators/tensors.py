@@ -51,16 +51,20 @@ def storages_of(value: Any) -> frozenset[int]:
 _WITH_STORAGE = (torch.Tensor, torch.nn.Parameter, _torch.FakeTensor)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor in nested lists, tuples, mappings and dataclasses."""
+def tensors_in(value: Any, _within: tuple[int, ...] = ()) -> Iterator[torch.Tensor]:
+    """Yield every tensor in nested lists, tuples, mappings and dataclasses.
+
+    A container may hold itself.
+    """
     if isinstance(value, torch.Tensor):
         yield value
         return
+    within = (*_within, id(value))
     for part in _parts_of(value):
         if isinstance(part, torch.Tensor):  # most parts: a generator for each takes longer
             yield part
-        else:
-            yield from tensors_in(part)
+        elif id(part) not in within:
+            yield from tensors_in(part, within)
 
 
 def _parts_of(value: Any) -> Iterable[Any]:

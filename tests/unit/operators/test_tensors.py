@@ -42,6 +42,12 @@ def test_tensors_in_finds_tensors_in_every_container() -> None:
     assert [int(t) for t in tensors_in(nested)] == [0, 1, 2, 3]
 
 
+def test_tensors_in_ends_in_a_container_that_holds_itself() -> None:
+    output: dict[str, object] = {"y": torch.tensor(0)}
+    output["parts"] = [output, torch.tensor(1)]
+    assert [int(t) for t in tensors_in(output)] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("dtype", "expected"),
     [(torch.bfloat16, True), (torch.complex64, True), (torch.int8, False), (torch.bool, False)],
