@@ -45,7 +45,7 @@ Job = Callable[[DeviceMesh], Any]
 
 _NOTE = "simulated in one process, without data and without the other ranks"
 _FILLED = (
-    "{} not simulated: each has the figures of one of {} simulated ranks of the same "
+    "{} not simulated: each has the figures of {} of the same "
     "pipeline stage and the same sizes of parameter shards; communication names the groups of that "
     "rank; ranks that differ otherwise, as by uneven sequences or code that asks for its rank, are "
     "not told apart: name them in ranks="
@@ -222,7 +222,7 @@ class _Simulator:
     ) -> ClusterProfile:
         notes = [_NOTE]
         if represented:
-            notes.append(_FILLED.format(_were(len(represented)), len(profiles)))
+            notes.append(_FILLED.format(_were(len(represented)), _one_of(len(profiles))))
         notes += further_notes
         if self._values_read:
             notes.append(_VALUES_READ.format(_times(self._values_read)))
@@ -298,6 +298,10 @@ class _Simulator:
 
 def _were(ranks: int) -> str:
     return "1 rank was" if ranks == 1 else f"{ranks} ranks were"
+
+
+def _one_of(simulated: int) -> str:
+    return "the simulated rank" if simulated == 1 else f"one of {simulated} simulated ranks"
 
 
 def _times(count: int) -> str:

@@ -89,9 +89,9 @@ def _find_object(target: str, expected: str) -> Any:
             "transformers model"
         )
     if not colon or not where or not name:
-        example = f"{target.rstrip(':')}:NAME" if target else "package.module:NAME"
+        module = (where if colon else target) or "package.module"
         raise TargetError(
-            f"target {target!r} is incomplete; write {example}, where NAME is {expected}"
+            f"target {target!r} is incomplete; write {module}:NAME, where NAME is {expected}"
         )
     found: Any = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     for part in name.split("."):

@@ -330,7 +330,19 @@ def test_representatives_stand_for_ranks_with_equal_shards() -> None:
     assert cluster.total("optimizer") == every.total("optimizer")
     assert cluster.total() == every.total()
     assert cluster.straggler() == every.straggler() == 0
-    assert any("2 ranks were not simulated" in note for note in cluster.notes)
+    given = "2 ranks were not simulated: each has the figures of one of 2 simulated ranks of"
+    assert any(given in note for note in cluster.notes)
+
+
+def test_one_representative_is_not_called_one_of_several() -> None:
+    def job(mesh: DeviceMesh) -> Any:
+        model = nn.Linear(3, 5)
+        return model, lambda: model(torch.ones(2, 3))
+
+    cluster = simulate(job, {"dp": 2})
+    assert list(cluster.profiles) == [0]
+    given = "1 rank was not simulated: each has the figures of the simulated rank of the same"
+    assert any(given in note for note in cluster.notes)
 
 
 def test_representatives_compute_with_equal_shards() -> None:

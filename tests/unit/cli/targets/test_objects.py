@@ -47,7 +47,7 @@ class TestFindFactory:
         [
             ("net.py", f"target 'net.py' is incomplete; write net.py:NAME, where NAME is {MODEL}"),
             ("", f"target '' is incomplete; write package.module:NAME, where NAME is {MODEL}"),
-            (":x", f"target ':x' is incomplete; write :x:NAME, where NAME is {MODEL}"),
+            (":x", f"target ':x' is incomplete; write package.module:NAME, where NAME is {MODEL}"),
             (
                 "c/config.json",
                 "target 'c/config.json' is incomplete; write hf:c/config.json if it is the config "
