@@ -26,7 +26,10 @@ class ModelState:
         # A number for the modules and how many attributes each has: pruning adds some, and so does
         # a ``forward`` of a module's own. Weak references are equal if their modules are one.
         self._structures: dict[tuple[tuple[ref[nn.Module], int], ...], int] = {}
-        self._read()
+        # Nothing is read before the first signature: where a model that holds its meter is copied
+        # or unpickled, the copy is still empty now.
+        self._attributes: list[dict[str, Any]] = []
+        self._children: list[nn.Module | None] | None = None
 
     def __reduce__(self) -> Any:
         """Return what a copy reads: the copy of the model."""
@@ -78,7 +81,7 @@ class ModelState:
     def _read(self) -> None:
         """Read what changes seldom."""
         modules = tuple(self._root.modules())
-        self._attributes: list[dict[str, Any]] = [*map(vars, modules)]
+        self._attributes = [*map(vars, modules)]
         self._children = self._children_now()
         self._sizes = [*map(len, self._attributes)]
         key = tuple(zip(map(ref, modules), self._sizes, strict=True))

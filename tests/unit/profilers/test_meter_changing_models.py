@@ -334,6 +334,20 @@ def test_copy_of_a_meter_continues_the_totals(copied: Callable[[Any], Any]) -> N
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copy_of_a_model_has_a_meter_of_its_own(copied: Callable[[Any], Any]) -> None:
+    """While the meter is copied, the copy of the model has no modules yet."""
+    model = linears(IN, OUT)
+    model.meter = FlopMeter(model)
+    with model.meter.step():
+        run(model)
+    other = copied(model)
+    with other.meter.step():
+        run(other)
+    assert other.meter.total_flops == 2 * step_flops(B, IN, OUT)
+    assert model.meter.total_flops == step_flops(B, IN, OUT)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_copy_of_a_meter_has_its_settings_of_now(copied: Callable[[Any], Any]) -> None:
     meter = FlopMeter(linears(IN, OUT), verify_every=3)
     meter.verify_every, meter.is_timed = 7, False
