@@ -15,48 +15,80 @@ from dispatch_flops.operators.workspaces import always, builtin_workspace
 _MOST_KEYS = 512  # kv_split_size
 
 
-@builtin_workspace(ops("_scaled_dot_product_flash_attention_for_cpu"))
-def flash_forward(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> int:
+def _has_gaps(args: tuple[Any, ...]) -> bool:
+    """Return True if numbers of a query, key or value do not follow each other.
+
+    Torch copies such tensors since 2.14. F.scaled_dot_product_attention takes another kernel then.
+    """
+    return any(tensor.stride(-1) != 1 for tensor in args[:3])
+
+
+@builtin_workspace(ops("_scaled_dot_product_flash_attention_for_cpu"), _has_gaps, is_steady=True)
+def flash_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *_: Any,
+    attn_mask: torch.Tensor | None = None,
+    **__: Any,
+) -> int | None:
     """A block of scores, its row maxima and sums, and a block of the result, for each thread.
 
-    Bytes: T·(q·k + 2·q + q·E)·accumulator, and T·q·k·element in half precision, of blocks with q
-    queries and k keys.
+    Bytes: T·(q·k + 2·q + q·E)·accumulator, T·q·k·element in half precision, of blocks with q
+    queries and k keys, and a copy of a mask with gaps between its numbers.
     Source: cpu_flash_attention, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp. What it packs
     for float16 on some CPUs is allocated outside the allocator of tensors.
     """
+    if _has_gaps((q, k, v)):
+        return None
     queries, keys = _block(q, k)
     per_thread = queries * keys + 2 * queries + queries * q.shape[-1]
     reduced = queries * keys * q.element_size() if _is_reduced(q) else 0
-    return torch.get_num_threads() * (per_thread * _accumulator_size(q) + reduced)
+    blocks = torch.get_num_threads() * (per_thread * _accumulator_size(q) + reduced)
+    return blocks + _copied_mask(attn_mask)
 
 
-def _is_backward_reduced(args: tuple[Any, ...]) -> bool:
-    return _is_reduced(args[1])
+def _may_be_unknown_backward(args: tuple[Any, ...]) -> bool:
+    return _is_reduced(args[1]) or _has_gaps(args[1:])
 
 
 @builtin_workspace(
     ops("_scaled_dot_product_flash_attention_for_cpu_backward"),
-    _is_backward_reduced,
+    _may_be_unknown_backward,
     is_steady=True,
 )
 def flash_backward(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *_: Any,
+    attn_mask: torch.Tensor | None = None,
+    **__: Any,
 ) -> int | None:
     """Two blocks of scores for each thread, row sums, and a gradient with queries before heads.
 
-    Bytes: 2·T·q·k·accumulator, min(T, B·H)·q·accumulator, 2·T·q·k·element in half precision, and
-    B·H·Q·E·element where the gradient is not contiguous with queries before heads. In half
-    precision oneDNN's products may need more, which is not known.
+    Bytes: 2·T·q·k·accumulator, min(T, B·H)·q·accumulator, 2·T·q·k·element in half precision,
+    B·H·Q·E·element where the gradient is not contiguous with queries before heads, and a copy of a
+    mask as in forward. In half precision oneDNN's products may need more, which is not known.
     Source: cpu_flash_attention_backward, as above.
     """
-    if _is_reduced(q):
+    if _may_be_unknown_backward((grad, q, k, v)):
         return None
     queries, keys = _block(q, k)
     threads = torch.get_num_threads()
     accumulator = _accumulator_size(q)
     row_sums = min(threads, q.shape[0] * q.shape[1]) * queries * accumulator
     copied = 0 if grad.transpose(1, 2).is_contiguous() else grad.numel() * grad.element_size()
-    return 2 * threads * queries * keys * accumulator + row_sums + copied
+    scores = 2 * threads * queries * keys * accumulator
+    return scores + row_sums + copied + _copied_mask(attn_mask)
+
+
+def _copied_mask(mask: torch.Tensor | None) -> int:
+    """Return the bytes of the copy of a mask that has gaps; a broadcast one has none."""
+    if mask is None or mask.stride(-1) in (0, 1) or mask.is_contiguous():
+        return 0
+    return mask.numel() * mask.element_size()
 
 
 def _block(q: torch.Tensor, k: torch.Tensor) -> tuple[int, int]:
@@ -92,10 +124,10 @@ _UNKNOWN = """
     binary_cross_entropy binary_cross_entropy_with_logits bincount cholesky_solve dist geqrf histc
     histogram huber_loss isin kthvalue ldexp linalg_cholesky_ex linalg_eig
     linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq
-    linalg_lu linalg_lu_solve linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular
-    logsumexp lu_unpack masked_scatter_backward masked_select median miopen_rnn miopen_rnn_backward
-    mse_loss multinomial mvlgamma nanmedian normal ormqr quantized_gru
-    quantized_lstm renorm repeat_interleave smooth_l1_loss soft_margin_loss
+    linalg_lu linalg_lu_solve linalg_matrix_exp linalg_matrix_sqrth linalg_pinv linalg_polar
+    linalg_qr linalg_solve_triangular logsumexp lu_unpack masked_scatter_backward masked_select
+    median miopen_rnn miopen_rnn_backward mse_loss multinomial mvlgamma nanmedian normal ormqr
+    quantized_gru quantized_lstm renorm repeat_interleave smooth_l1_loss soft_margin_loss
     soft_margin_loss_backward sort sparse_mask sparse_sampled_addmm unique_consecutive unique_dim
 """
 _UNKNOWN_QUANTIZED = """

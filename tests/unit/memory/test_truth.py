@@ -61,3 +61,34 @@ def test_flash_workspaces_are_those_of_the_allocator(dtype: torch.dtype, queries
         assert counter.profile.memory is not None
         assert counter.profile.memory.peak_bytes == truth
         assert counter.profile.memory.by_role()["workspace"] > 0
+
+
+MASKS = {
+    "gaps": torch.ones(5, 14)[:, ::2],
+    "transposed": torch.ones(7, 5).T,
+    "a copy of the heads": torch.ones(2, 1, 5, 14)[..., ::2].expand(2, 3, 5, 7),
+    "rows": torch.ones(10, 7)[::2],
+    "one row": torch.ones(7).expand(5, 7),
+    "one column": torch.ones(5, 1),
+    "one number": torch.ones(1, 2)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_flash_copies_a_mask_that_has_gaps(mask: torch.Tensor) -> None:
+    q, k = (torch.randn(2, 3, length, 11, requires_grad=True) for length in (5, 7))
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def run() -> None:
+        attention(q, k, k, attn_mask=mask).backward(torch.ones(2, 3, 5, 11))
+        q.grad = k.grad = None
+
+    truth = peak_bytes(run, [q, k, mask])
+    with FlopCounterMode(display=False, memory=True) as counter:
+        for tensor in (q, k, mask):
+            tensor.detach()  # is met, and counts as there before
+        run()
+    memory = counter.profile.memory
+    assert memory is not None
+    assert not memory.is_lower_bound
+    assert memory.peak_bytes == truth
