@@ -147,7 +147,12 @@ def test_gradients_of_micro_batches_are_added_up_in_backward(
     sums = BATCHES if workload == "gpipe_second_step" else BATCHES - 1
     for rank, profile in enumerate(results.of(workload)):
         weights = sum((number + 1) * WIDE * WIDE for number in stages_of(workload, rank))
-        assert profile.node(ACCUMULATION).own("backward").flops == sums * weights
+        added = sums * weights
+        if workload == "zero_bubble" and TORCH < (2, 12):
+            # It then adds 0 to the gradient of each layer's output, but in the first stage.
+            layers = sum(number + 1 for number in stages_of(workload, rank) if number > 0)
+            added += BATCHES * layers * ROWS * WIDE
+        assert profile.node(ACCUMULATION).own("backward").flops == added
 
 
 @infers_gradients
