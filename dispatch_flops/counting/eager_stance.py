@@ -45,6 +45,11 @@ def eager_stance() -> Iterator[None]:
         yield
 
 
+def eager_runs() -> int:
+    """Return how often a compiled callable of this process has run its eager code so far."""
+    return _Stance.eager_runs
+
+
 class _Setting(Protocol):
     """Setting of the process; both methods do nothing where there is nothing to do."""
 
@@ -150,6 +155,8 @@ class _Stance:
     public ``torch.compiler.set_stance("force_eager")`` does not make this exception.
     """
 
+    eager_runs = 0
+
     def __init__(self, prior: Any) -> None:
         self.prior = prior
 
@@ -172,6 +179,10 @@ class _Stance:
 
     @property
     def skip_guard_eval_unsafe(self) -> bool:
+        # Asked once in each call of a compiled callable, and never else. Functions that are not to
+        # be compiled ask for ``stance``, too.
+        if self._is_eager():
+            _Stance.eager_runs += 1
         return bool(self.prior.skip_guard_eval_unsafe)
 
     def _is_eager(self) -> bool:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from dispatch_flops import _torch
 from dispatch_flops.counting.aggregation import CallAggregator, RecordedCalls
 from dispatch_flops.counting.dispatch_mode import CountingMode
-from dispatch_flops.counting.eager_stance import take_eager_stance
+from dispatch_flops.counting.eager_stance import eager_runs, take_eager_stance
 from dispatch_flops.counting.known_layers import KnownLayers
 from dispatch_flops.counting.known_steps import KnownSteps
 from dispatch_flops.counting.module_names import ModuleNames
@@ -86,6 +86,7 @@ class Session:
         self._mode.within = within
         self._opaque = OpaqueModules(self._mode, conventions, own_rules)
         self._undo = UndoStack()
+        self._eager_runs_before = eager_runs()
         self._is_open = False
         self._thread = threading.current_thread()
         self.unseen_modules: tuple[str, ...] = ()
@@ -322,6 +323,7 @@ class Session:
             *self._mode.not_asked.notes(),
             *self._mode.communication.notes,
             *(self._memory.notes() if self._memory is not None else ()),
+            *self._notes_on_compiled(),
         )
         return partial(_build, memory, calls, self._names, observed, run, notes)
 
@@ -331,6 +333,16 @@ class Session:
             names, observed.output_shapes, observed.used_params, calls.computing_modules
         )
         return tuple(f"{fqn or 'the model'} ({names[fqn].facts.class_name})" for fqn in found)
+
+    def _notes_on_compiled(self) -> Iterator[str]:
+        """Say which figures may be others in compiled code; counts are of the eager code anyway."""
+        figures = ["latency"] * (self._pass.operator_timer is not None)
+        figures += ["memory"] * (self._memory is not None)
+        if figures and eager_runs() > self._eager_runs_before:
+            yield (
+                "compiled functions ran their eager code: what the compiler makes of it may differ "
+                f"much in {' and '.join(figures)}"
+            )
 
     def _find_ranks(self) -> None:
         """Find this process's rank, unless its process group is gone by now."""

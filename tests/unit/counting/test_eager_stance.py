@@ -125,6 +125,33 @@ def test_compiled_model_has_the_counts_of_eager(way: str, warm: bool) -> None:
     assert profile.by_module() == profile_of(train, make(), model=None).by_module()
 
 
+RAN_EAGERLY = (
+    "compiled functions ran their eager code: what the compiler makes of it may differ much in {}"
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_and_latency_of_compiled_functions_are_noted_to_be_of_eager_code(way: str) -> None:
+    make, compiled_as = WAYS[way]
+    compiled = compiled_as(make())
+    assert profile_of(train, compiled).notes == ()
+    assert profile_of(train, compiled, memory=True).notes == (RAN_EAGERLY.format("memory"),)
+    both = profile_of(train, compiled, memory=True, latency=True)
+    assert RAN_EAGERLY.format("latency and memory") in both.notes
+
+
+def test_functions_that_are_not_to_be_compiled_are_not_noted_as_compiled() -> None:
+    model = MLP()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # torch keeps its step from compiling
+
+    def run() -> None:
+        torch.compiler.disable(train)(model)
+        optimizer.step()
+        torch.cond(torch.tensor(True), torch.sin, torch.cos, (torch.ones(3),))
+
+    assert profile_of(run, memory=True).notes == ()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_compiled_code_is_kept_after_a_profile(way: str) -> None:
     make, compiled_as = WAYS[way]
