@@ -2179,7 +2179,7 @@ def _completed_work_class() -> Any:
 #                             counting/parameters, counting/placement, profilers/isolation,
 #                             compile/attribution
 # counting/wrappers           _orig_mod, _fsdp_wrapped_module and _checkpoint_wrapped_module in
-#                             _modules; _compiled_call_impl
+#                             _modules
 # timing/idle_modules         names of the tables _global_forward_hooks, ...; _call_impl, set
 # operators/tensors           tensors' _nested_tensor_size(), _values(), _indices(); in formulas
 #                             _nnz(), _is_zerotensor()

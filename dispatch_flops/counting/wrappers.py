@@ -1,4 +1,4 @@
-"""Modules that wrap another one, whose name they share, and modules that are compiled.
+"""Modules that wrap another one, whose name they share.
 
 ``torch.compile``, ``DistributedDataParallel``, ``FullyShardedDataParallel`` and
 ``checkpoint_wrapper`` each put a module around the user's.
@@ -11,8 +11,7 @@ from typing import Final
 from torch import nn
 
 WRAPPED: Final = "<wrapped>"  # stands for the attribute in which a wrapper holds its module
-_COMPILED = "_orig_mod"
-_ATTRIBUTES = (_COMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_ATTRIBUTES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def wrapping_attribute(module: nn.Module) -> str | None:
@@ -37,14 +36,6 @@ def unwrap(module: nn.Module) -> nn.Module:
     while (inner := wrapped_module(module)) is not None:
         module = inner
     return module
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Return True if the model or a module in it is compiled, by a wrapper or in place."""
-    return any(
-        _COMPILED in module._modules or module._compiled_call_impl is not None
-        for module in model.modules()
-    )
 
 
 def find_submodule(model: nn.Module, fqn: str) -> nn.Module | None:

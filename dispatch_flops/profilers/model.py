@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from dispatch_flops.counting.eager_stance import eager_stance
+from dispatch_flops.counting.eager_stance import eager_runs, eager_stance
 from dispatch_flops.counting.module_names import ModuleNames
-from dispatch_flops.counting.wrappers import find_submodule, is_compiled
+from dispatch_flops.counting.wrappers import find_submodule
 from dispatch_flops.errors import ConfigError, TargetError, UncountedOpsError
 from dispatch_flops.operators.conventions import Causal, Flops, Subclass, Target
 from dispatch_flops.operators.registry import Formula
@@ -39,7 +39,7 @@ from dispatch_flops.timing.latencies import (
 UNTIMED = StepTiming(method="n/a: tensors without data take no time")
 SEPARATE_PASS = "a separate pass without the dispatch mode; for the whole model, also without hooks"
 SEPARATE_PASS_COMPILED = (
-    f"{SEPARATE_PASS}; the whole model's is that of its compiled code, divided among modules in "
+    f"{SEPARATE_PASS}; the whole model's is that of compiled code, divided among modules in "
     "proportion to their eager latencies"
 )
 
@@ -185,7 +185,9 @@ def _time(
     if calls.has_backward:
         whole_s, _ = time_calls(calls.profiled, repeats, devices.clock())
         backward_s = max(whole_s - forward_s, 0.0)
+    before = eager_runs()
     names, passes = _time_modules(model, calls, devices, repeats)
+    is_compiled = eager_runs() > before
     measured = medians(passes)
     if is_method or "" not in measured:  # hooks tell of ``forward``, which is at most a part
         measured[""] = forward_s
@@ -194,7 +196,7 @@ def _time(
         seconds=PhaseSeconds({"forward": forward_s, "backward": backward_s}),
         spread_s=spread_s,
         repeats=repeats,
-        method=SEPARATE_PASS_COMPILED if is_compiled(model) else SEPARATE_PASS,
+        method=SEPARATE_PASS_COMPILED if is_compiled else SEPARATE_PASS,
         resolution_s=resolution_s(devices),
     )
     return seconds, spreads(passes), timing

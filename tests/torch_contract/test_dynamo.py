@@ -113,6 +113,26 @@ def test_stance_of_another_class_keeps_new_code_from_being_compiled(asked: list[
     assert counter.frame_count == 0, "force_eager must keep the function from being compiled"
 
 
+def test_calls_of_compiled_callables_alone_ask_whether_guards_may_be_skipped(
+    asked: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """dispatch_flops relies on this for knowing that compiled code ran as eager code
+    (counting/eager_stance.py: ``eager_runs``).
+    """
+    calls: list[str] = []
+    skips = property(lambda stance: bool(calls.append("asked")), lambda stance, value: None)
+    monkeypatch.setattr(Stance, "skip_guard_eval_unsafe", skips, raising=False)
+    function, _ = compiled(torch.sin)
+    layer = nn.Linear(2, 2)
+    layer.compile(backend=CompileCounter())
+    torch.compiler.disable(torch.sin)(torch.ones(2))
+    assert asked and not calls, "a function that is not to be compiled asks for the stance alone"
+    function(torch.ones(2))
+    assert len(calls) == 1
+    layer(torch.ones(1, 2))
+    assert len(calls) == 2
+
+
 def test_stance_under_which_compiled_code_ran_eagerly_leaves_it_compiled() -> None:
     """dispatch_flops relies on this for leaving the user's program as it was
     (counting/eager_stance.py).
@@ -223,24 +243,12 @@ def test_warning_of_global_hooks_on_a_compiled_module_has_its_text() -> None:
 
 
 def test_compiled_module_holds_the_original_as_orig_mod() -> None:
-    """dispatch_flops relies on this for names (counting/wrappers.py: ``WRAPPED``) and for
-    knowing that a model is compiled (counting/wrappers.py: ``is_compiled``).
-    """
+    """dispatch_flops relies on this for names (counting/wrappers.py: ``WRAPPED``)."""
     layer = nn.Linear(2, 2)
     wrapper = torch.compile(layer, backend="eager")
     assert wrapper._modules["_orig_mod"] is layer
     assert wrapper._orig_mod is layer
     assert [name for name, _ in wrapper.named_modules()] == ["", "_orig_mod"]
-
-
-def test_compile_in_place_sets_compiled_call_impl() -> None:
-    """dispatch_flops relies on this for knowing that a model is compiled
-    (counting/wrappers.py: ``is_compiled``).
-    """
-    layer = nn.Linear(2, 2)
-    assert layer._compiled_call_impl is None
-    layer.compile(backend="eager")
-    assert layer._compiled_call_impl is not None
 
 
 def test_import_of_dynamo_is_by_a_loader_whose_exec_module_can_be_replaced() -> None:

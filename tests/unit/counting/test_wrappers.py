@@ -1,23 +1,15 @@
-"""``torch.compile``'s wrappers, and modules compiled in place."""
+"""``torch.compile``'s wrappers."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from dispatch_flops.counting.wrappers import find_submodule, is_compiled, unwrap
+from dispatch_flops.counting.wrappers import find_submodule, unwrap
 
 
 def wrap(module: nn.Module) -> nn.Module:
     return torch.compile(module, backend="eager")  # type: ignore[return-value]
-
-
-def test_is_compiled_finds_a_wrapper_and_a_module_compiled_in_place() -> None:
-    in_place = nn.Linear(3, 5)
-    in_place.compile(backend="eager")
-    assert not is_compiled(nn.Sequential(nn.Linear(3, 5)))
-    assert is_compiled(nn.Sequential(wrap(nn.Linear(3, 5))))
-    assert is_compiled(nn.Sequential(in_place))
 
 
 def test_unwrap_returns_the_module_inside_a_wrapper() -> None:
@@ -37,4 +29,3 @@ def test_find_submodule_of_a_torchscript_model_returns_its_child() -> None:
     model = torch.jit.script(nn.Sequential(nn.Linear(3, 5)))
     assert find_submodule(model, "0") is not None
     assert find_submodule(model, "1") is None
-    assert not is_compiled(model)

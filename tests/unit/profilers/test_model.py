@@ -108,6 +108,19 @@ def test_profile_model_of_compiled_model_has_compiled_latency_and_eager_counts()
     assert profile.node("a").latency_s is not None
 
 
+def test_latency_of_a_model_that_calls_a_compiled_function_is_of_compiled_code() -> None:
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.activation = torch.compile(torch.relu, backend="eager")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.activation(x)
+
+    assert "compiled" in (profile_model(Calls(), (B, 5)).timing.method or "")
+    assert "compiled" not in (profile_model(Net(), (B, 5)).timing.method or "")
+
+
 def test_profile_model_with_repeats_gives_each_module_a_spread() -> None:
     """A module whose runs take 1 and 31 ms by turns varies by 15/16; one run tells nothing."""
 
