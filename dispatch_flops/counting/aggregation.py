@@ -148,6 +148,12 @@ class RecordedCalls:
         errors += [(call.op, call.error) for numbers in self._by_phase.values() for call in numbers]
         return {op: error for op, error in errors if error is not None}
 
+    def ran(self, op: str) -> bool:
+        """Return True if this overload of an operator ran."""
+        return any(key.op == op for key in self._sums) or any(
+            call.op == op for found in self._calls for call in found.counts
+        )
+
     def computing_modules(self) -> set[str]:
         """Return the fqns whose forward, first or again, ran an operator that is not free."""
         phases = ("forward", "recompute")

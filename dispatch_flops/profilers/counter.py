@@ -199,7 +199,7 @@ class FlopCounterMode(ProfileHolder):
         except BaseException:  # of a signal's handler, perhaps, before the inner try
             _abandon(self._active)
             raise
-        uncounted = calls, session.unseen_modules, session.missed
+        uncounted = calls, session.unseen_modules, session.missed, session.uncounted_kernels
         if kind is not None:
             with suppress(UncountedWarning):  # as an error, it would hide the program's exception
                 warn_of_uncounted(*uncounted)

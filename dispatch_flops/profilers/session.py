@@ -26,6 +26,7 @@ from dispatch_flops.counting.placement import DeviceSearch, Placement, run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.python_frames import is_dispatching
 from dispatch_flops.counting.ranks import Ranks
+from dispatch_flops.counting.torchscript import forget_last_graph, uncounted_kernels
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.unseen_modules import unseen_modules
 from dispatch_flops.errors import WrongPlaceError, WrongThreadError
@@ -50,6 +51,7 @@ class Session:
     scope: where it was opened last.
     unseen_modules: modules that ran without a trace, as ``unseen_modules`` finds them and as the
         last profile names them.
+    uncounted_kernels: the sentence on TorchScript's kernels, likewise; None if it ran none.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Session:
         self._is_open = False
         self._thread = threading.current_thread()
         self.unseen_modules: tuple[str, ...] = ()
+        self.uncounted_kernels: str | None = None
         self._taken_off_by: str | None = None
 
     def open(self) -> None:
@@ -101,6 +104,7 @@ class Session:
         try:
             self._find_ranks()
             take_eager_stance(self._undo)
+            forget_last_graph()
             self._tracker.start(self._undo)
             self._opaque.start(self._undo)
             if self._memory is not None:
@@ -312,6 +316,7 @@ class Session:
                 self._ranks,
             )
             memory = self._read_memory()
+        self.uncounted_kernels = uncounted_kernels(calls)
         self.unseen_modules = ()
         if not table.are_all_in(used_params):
             self.unseen_modules = self._find_unseen(calls, observed)
@@ -319,6 +324,7 @@ class Session:
             *_notes_of(self._conventions),
             *(note_on_packed(self._names.packed()) if table.has_packed else ()),
             *([describe_unseen(self.unseen_modules)] if self.unseen_modules else ()),
+            *([self.uncounted_kernels] if self.uncounted_kernels else ()),
             *self._mode.higher_order.notes,
             *self._mode.not_asked.notes(),
             *self._mode.communication.notes,

@@ -17,13 +17,13 @@ from dispatch_flops.profile import Profile
 
 
 def warn_of_uncounted(
-    calls: RecordedCalls, unseen_modules: Sequence[str], missed: str | None
+    calls: RecordedCalls, unseen_modules: Sequence[str], *sentences: str | None
 ) -> None:
     """Warn, at the program's own line, of everything that was not counted.
 
-    unseen_modules, missed: see ``Session``.
+    unseen_modules: see ``Session``. sentences: on what else there is; None for what there is not.
     """
-    found = [] if missed is None else [missed]
+    found = [sentence for sentence in sentences if sentence is not None]
     if calls.uncounted_ops():
         found.append(describe_uncounted(calls))
     if unseen_modules:
