@@ -34,15 +34,15 @@ def _nothing() -> Callable[[], Any]:
     return nothing
 
 
-def uncounted_kernels(calls: RecordedCalls) -> str | None:
+def uncounted_kernels(calls: RecordedCalls) -> tuple[str, ...]:
     """Return the sentence on such kernels, if the graph that this thread ran last has some."""
     graph = torch.jit.last_executed_optimized_graph()
     if graph is None:
-        return None
+        return ()
     text = str(graph)
     if not (_KERNELS.search(text) or (_DIFFERENTIATED in text and calls.ran(_ROOM))):
-        return None
+        return ()
     return (
         "TorchScript ran kernels of its own, into which it fuses operators: their work counts as "
-        "0; count the model in Python, as with the environment variable PYTORCH_JIT=0"
+        "0; count the model in Python, as with the environment variable PYTORCH_JIT=0",
     )

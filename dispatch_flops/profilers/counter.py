@@ -7,6 +7,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -199,12 +200,13 @@ class FlopCounterMode(ProfileHolder):
         except BaseException:  # of a signal's handler, perhaps, before the inner try
             _abandon(self._active)
             raise
-        uncounted = calls, session.unseen_modules, session.missed, session.uncounted_kernels
+        kernels = session.uncounted_kernels
+        warn = partial(warn_of_uncounted, calls, session.unseen_modules, session.missed, *kernels)
         if kind is not None:
             with suppress(UncountedWarning):  # as an error, it would hide the program's exception
-                warn_of_uncounted(*uncounted)
+                warn()
             return
-        warn_of_uncounted(*uncounted)
+        warn()
         if self.display:
             self._print()
         if self._strict and calls.uncounted_ops():

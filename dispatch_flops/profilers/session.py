@@ -27,6 +27,7 @@ from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.python_frames import is_dispatching
 from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.torchscript import forget_last_graph, uncounted_kernels
+from dispatch_flops.counting.triton_launches import TritonLaunches
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.unseen_modules import unseen_modules
 from dispatch_flops.errors import WrongPlaceError, WrongThreadError
@@ -36,7 +37,7 @@ from dispatch_flops.profile import OUTSIDE, Profile
 from dispatch_flops.profile.memory import MemoryOptions
 from dispatch_flops.profile.profile import deferred_profile
 from dispatch_flops.profilers.isolation import garbage_collection_later
-from dispatch_flops.profilers.uncounted import describe_unseen
+from dispatch_flops.profilers.uncounted import describe_launches, describe_unseen
 from dispatch_flops.timing.untimed import UntimedPass
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Session:
     scope: where it was opened last.
     unseen_modules: modules that ran without a trace, as ``unseen_modules`` finds them and as the
         last profile names them.
-    uncounted_kernels: the sentence on TorchScript's kernels, likewise; None if it ran none.
+    uncounted_kernels: sentences on kernels that ran outside of operators, likewise.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class Session:
         self._is_open = False
         self._thread = threading.current_thread()
         self.unseen_modules: tuple[str, ...] = ()
-        self.uncounted_kernels: str | None = None
+        self._launches = TritonLaunches(self._is_mode_on)
+        self.uncounted_kernels: tuple[str, ...] = ()
         self._taken_off_by: str | None = None
 
     def open(self) -> None:
@@ -105,6 +107,7 @@ class Session:
             self._find_ranks()
             take_eager_stance(self._undo)
             forget_last_graph()
+            self._launches.start(self._undo)
             self._tracker.start(self._undo)
             self._opaque.start(self._undo)
             if self._memory is not None:
@@ -316,7 +319,10 @@ class Session:
                 self._ranks,
             )
             memory = self._read_memory()
-        self.uncounted_kernels = uncounted_kernels(calls)
+        self.uncounted_kernels = (
+            *uncounted_kernels(calls),
+            *describe_launches(self._launches.kernels),
+        )
         self.unseen_modules = ()
         if not table.are_all_in(used_params):
             self.unseen_modules = self._find_unseen(calls, observed)
@@ -324,7 +330,7 @@ class Session:
             *_notes_of(self._conventions),
             *(note_on_packed(self._names.packed()) if table.has_packed else ()),
             *([describe_unseen(self.unseen_modules)] if self.unseen_modules else ()),
-            *([self.uncounted_kernels] if self.uncounted_kernels else ()),
+            *self.uncounted_kernels,
             *self._mode.higher_order.notes,
             *self._mode.not_asked.notes(),
             *self._mode.communication.notes,

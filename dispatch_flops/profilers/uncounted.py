@@ -47,6 +47,21 @@ def describe_unseen(modules: Sequence[str]) -> str:
     )
 
 
+def describe_launches(kernels: Sequence[str]) -> tuple[str, ...]:
+    """Return the sentence on Triton kernels that were launched outside of operators, if any."""
+    from dispatch_flops.renderers.text import first_names  # takes tabulate along
+
+    if not kernels:
+        return ()
+    counts = "kernel {} was launched outside of operators: its work counts as 0; wrap the launch in"
+    if len(kernels) > 1:
+        counts = counts.replace("kernel {} was", "kernels {} were").replace("its", "their")
+    return (
+        f"Triton {counts.format(first_names(kernels))} torch.library.triton_op or custom_op, and "
+        "register a formula",
+    )
+
+
 def describe_uncounted(calls: RecordedCalls | Profile) -> str:
     """Return the sentence on operators without a formula and on formulas that failed."""
     uncounted, errors = calls.uncounted_ops(), calls.formula_errors()

@@ -1,0 +1,109 @@
+"""Triton kernels that are launched outside of operators are warned of and noted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dispatch_flops import FlopCounterMode
+from dispatch_flops.errors import UncountedWarning
+from tests.helpers.profiling import profile_of
+
+Launch = Callable[[str], None]
+
+
+class HookChain:
+    """As Triton has it: what is added is called before each launch."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def add(self, call: Any) -> None:
+        if call not in self.calls:
+            self.calls.append(call)
+
+    def remove(self, call: Any) -> None:
+        if call in self.calls:
+            self.calls.remove(call)
+
+    def __call__(self, metadata: Any) -> None:
+        for call in self.calls:
+            call(metadata)
+
+
+@pytest.fixture
+def chain(monkeypatch: pytest.MonkeyPatch) -> HookChain:
+    """In place of Triton, which launches no kernel without a GPU."""
+    chain = HookChain()
+    runtime = SimpleNamespace(launch_enter_hook=chain)
+    stand_in = SimpleNamespace(knobs=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "triton", stand_in)
+    return chain
+
+
+@pytest.fixture
+def launch(chain: HookChain) -> Launch:
+    return lambda name: chain(SimpleNamespace(data={"name": name}))
+
+
+def notes(run: Callable[[], Any]) -> list[str]:
+    return [note for note in profile_of(run).notes if "Triton" in note]
+
+
+def test_launch_outside_of_operators_is_noted_and_warned_of(
+    chain: HookChain, launch: Launch
+) -> None:
+    with pytest.warns(UncountedWarning, match="kernel rms_norm was launched outside") as caught:
+        found = notes(lambda: (launch("rms_norm"), launch("rms_norm")))
+    assert [str(w.message) for w in caught] == found
+    assert chain.calls == []
+
+
+@pytest.mark.filterwarnings("ignore:Triton kernels:UserWarning")
+def test_each_kernel_is_named_once(launch: Launch) -> None:
+    (note,) = notes(lambda: [launch(name) for name in ("a", "b", "a")])
+    assert note.startswith("Triton kernels a, b were launched outside of operators: their work")
+
+
+def test_what_a_custom_operator_launches_is_part_of_it(launch: Launch) -> None:
+    with torch.library._scoped_library("launching", "FRAGMENT") as library:
+        library.define("sum(Tensor x) -> Tensor")
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            launch("sum")
+            return x.new_empty(())
+
+        library.impl("sum", run, "CPU")
+        with FlopCounterMode(
+            display=False, custom_mapping={torch.ops.launching.sum: lambda x, **_: x.numel()}
+        ) as counter:
+            torch.ops.launching.sum(torch.ones(3, 5))
+    assert counter.profile.total().flops == 3 * 5
+    assert counter.profile.notes == ()
+
+
+def test_launches_while_counting_is_paused_are_not_noted(launch: Launch) -> None:
+    with FlopCounterMode(display=False) as counter:
+        counter.pause()
+        launch("outside")
+        counter.resume()
+    assert counter.profile.notes == ()
+
+
+@pytest.fixture
+def triton() -> Iterator[Any]:
+    yield pytest.importorskip("triton")
+
+
+@pytest.mark.filterwarnings("ignore:Triton kernel:UserWarning")
+def test_triton_has_the_hook_that_is_taken(triton: Any) -> None:
+    from triton.compiler.compiler import LazyDict
+
+    chain = triton.knobs.runtime.launch_enter_hook
+    (note,) = notes(lambda: chain(LazyDict({"name": "kernel_of_mine", "stream": 0})))
+    assert "kernel_of_mine" in note
