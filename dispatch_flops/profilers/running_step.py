@@ -103,10 +103,14 @@ class StepCounter:
         calls = self.session.calls()
         total = amounts_of(calls)
         found, self._taken = total - self._taken, total
-        if not self._has_warned and any(key[-1] == UNCOUNTED for key in found):
-            self._has_warned = True
-            text = describe_uncounted(calls)
-            warnings.warn(text, UncountedWarning, stacklevel=stacklevel_of_program())
+        if not self._has_warned:
+            sentences = [*self.session.find_uncounted_kernels(calls)]
+            if any(key[-1] == UNCOUNTED for key in found):
+                sentences.append(describe_uncounted(calls))
+            if sentences:
+                self._has_warned = True
+                text = ". ".join(sentences)
+                warnings.warn(text, UncountedWarning, stacklevel=stacklevel_of_program())
         return found
 
     def leave(self, *, is_end: bool = False) -> None:

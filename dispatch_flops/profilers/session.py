@@ -319,10 +319,7 @@ class Session:
                 self._ranks,
             )
             memory = self._read_memory()
-        self.uncounted_kernels = (
-            *uncounted_kernels(calls),
-            *describe_launches(self._launches.kernels),
-        )
+        self.uncounted_kernels = self.find_uncounted_kernels(calls)
         self.unseen_modules = ()
         if not table.are_all_in(used_params):
             self.unseen_modules = self._find_unseen(calls, observed)
@@ -345,6 +342,10 @@ class Session:
             names, observed.output_shapes, observed.used_params, calls.computing_modules
         )
         return tuple(f"{fqn or 'the model'} ({names[fqn].facts.class_name})" for fqn in found)
+
+    def find_uncounted_kernels(self, calls: RecordedCalls) -> tuple[str, ...]:
+        """Return sentences on kernels that ran outside of operators; their work counts as 0."""
+        return (*uncounted_kernels(calls), *describe_launches(self._launches.kernels))
 
     def _notes_on_compiled(self) -> Iterator[str]:
         """Say which figures may be others in compiled code; counts are of the eager code anyway."""

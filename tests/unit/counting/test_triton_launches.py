@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from dispatch_flops import FlopCounterMode
+from dispatch_flops import FlopCounterMode, FlopMeter
 from dispatch_flops.errors import UncountedWarning
 from tests.helpers.profiling import profile_of
 
@@ -93,6 +94,17 @@ def test_launches_while_counting_is_paused_are_not_noted(launch: Launch) -> None
         launch("outside")
         counter.resume()
     assert counter.profile.notes == ()
+
+
+def test_meter_warns_of_launches_once(launch: Launch) -> None:
+    model = nn.Linear(3, 5)
+    meter = FlopMeter(model, verify_every=1)
+    with pytest.warns(UncountedWarning, match="Triton kernel rms_norm was launched") as caught:
+        for _ in range(2):
+            with meter.step():
+                model(torch.ones(2, 3))
+                launch("rms_norm")
+    assert len(caught) == 1
 
 
 @pytest.fixture
