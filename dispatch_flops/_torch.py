@@ -663,32 +663,45 @@ is_wrapper_subclass: Callable[[Any], bool] = (
 )
 
 
-_BASE_RESIZE: Callable[..., Any] = torch.UntypedStorage.resize_
-_size_followers: list[Callable[[torch.UntypedStorage], None]] = []
+class FollowedMethod:
+    """A method of a class of torch's, which is replaced while its calls are followed.
 
-
-def follow_storage_sizes(follower: Callable[[torch.UntypedStorage], None]) -> None:
-    """Call ``follower`` after each ``UntypedStorage.resize_``, which is not an operator.
-
-    FSDP releases and allocates the memory of parameters by it. Public: none.
+    follow: have ``follower`` called after each call, with the object whose method it is.
+    unfollow: end that; does nothing the second time.
     """
-    _size_followers.append(follower)
-    torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign, assignment]
+
+    def __init__(self, owner: type, name: str) -> None:
+        base: Callable[..., Any] = getattr(owner, name)
+        followers: list[Callable[[Any], None]] = []
+
+        @functools.wraps(base)
+        def followed(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = base(self, *args, **kwargs)
+            for follower in tuple(followers):
+                follower(self)
+            return result
+
+        self._owner, self._name, self._base = owner, name, vars(owner).get(name)
+        self._followed, self._followers = followed, followers
+
+    def follow(self, follower: Callable[[Any], None]) -> None:
+        self._followers.append(follower)
+        setattr(self._owner, self._name, self._followed)
+
+    def unfollow(self, follower: Callable[[Any], None]) -> None:
+        if follower in self._followers:
+            self._followers.remove(follower)
+        if not self._followers and vars(self._owner).get(self._name) is self._followed:
+            if self._base is None:  # it is inherited
+                delattr(self._owner, self._name)
+            else:
+                setattr(self._owner, self._name, self._base)
 
 
-def unfollow_storage_sizes(follower: Callable[[torch.UntypedStorage], None]) -> None:
-    """End what ``follow_storage_sizes`` began; does nothing the second time."""
-    if follower in _size_followers:
-        _size_followers.remove(follower)
-    if not _size_followers and torch.UntypedStorage.resize_ is _resize:
-        del torch.UntypedStorage.resize_
-
-
-def _resize(storage: torch.UntypedStorage, size: int) -> Any:
-    result = _BASE_RESIZE(storage, size)
-    for follower in tuple(_size_followers):
-        follower(storage)
-    return result
+# These are not operators. FSDP releases and allocates the memory of parameters by the first; the
+# second runs what was captured. Public: none.
+storage_sizes = FollowedMethod(torch.UntypedStorage, "resize_")
+graph_replays = FollowedMethod(torch.cuda.CUDAGraph, "replay")
 
 
 # Whether a profiler is on in this thread: torch's, or the reports below. Public: none.

@@ -117,8 +117,8 @@ class Memory:
 
     def start(self, undo: UndoStack) -> None:
         """Note what the modules and optimizers hold, and follow sizes until ``undo`` runs."""
-        undo.add(lambda: _torch.unfollow_storage_sizes(self._note_size))
-        _torch.follow_storage_sizes(self._note_size)
+        undo.add(lambda: _torch.storage_sizes.unfollow(self._note_size))
+        _torch.storage_sizes.follow(self._note_size)
         self.note_held()
 
     def end(self) -> None:

@@ -18,6 +18,7 @@ from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.eager_stance import eager_runs, take_eager_stance
 from dispatch_flops.counting.known_layers import KnownLayers
 from dispatch_flops.counting.known_steps import KnownSteps
+from dispatch_flops.counting.launches import Launches
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.opaque_modules import OpaqueModules
@@ -27,7 +28,6 @@ from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.python_frames import is_dispatching
 from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.counting.torchscript import forget_last_graph, uncounted_kernels
-from dispatch_flops.counting.triton_launches import TritonLaunches
 from dispatch_flops.counting.undo import UndoStack
 from dispatch_flops.counting.unseen_modules import unseen_modules
 from dispatch_flops.errors import WrongPlaceError, WrongThreadError
@@ -93,7 +93,7 @@ class Session:
         self._is_open = False
         self._thread = threading.current_thread()
         self.unseen_modules: tuple[str, ...] = ()
-        self._launches = TritonLaunches(self._is_mode_on)
+        self._launches = Launches(self._is_mode_on)
         self.uncounted_kernels: tuple[str, ...] = ()
         self._taken_off_by: str | None = None
 
@@ -345,7 +345,7 @@ class Session:
 
     def find_uncounted_kernels(self, calls: RecordedCalls) -> tuple[str, ...]:
         """Return sentences on kernels that ran outside of operators; their work counts as 0."""
-        return (*uncounted_kernels(calls), *describe_launches(self._launches.kernels))
+        return (*uncounted_kernels(calls), *describe_launches(self._launches))
 
     def _notes_on_compiled(self) -> Iterator[str]:
         """Say which figures may be others in compiled code; counts are of the eager code anyway."""

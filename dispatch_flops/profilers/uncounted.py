@@ -6,9 +6,10 @@ Totals that include such work are lower bounds.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dispatch_flops.counting.aggregation import RecordedCalls
+from dispatch_flops.counting.launches import Launches
 from dispatch_flops.counting.uncounted import unknown_costs_text
 from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.costing import SYMBOLIC
@@ -47,19 +48,23 @@ def describe_unseen(modules: Sequence[str]) -> str:
     )
 
 
-def describe_launches(kernels: Sequence[str]) -> tuple[str, ...]:
-    """Return the sentence on Triton kernels that were launched outside of operators, if any."""
+def describe_launches(launches: Launches) -> Iterator[str]:
+    """Yield a sentence on each kind of work that was launched outside of operators."""
     from dispatch_flops.renderers.text import first_names  # takes tabulate along
 
-    if not kernels:
-        return ()
-    counts = "kernel {} was launched outside of operators: its work counts as 0; wrap the launch in"
-    if len(kernels) > 1:
-        counts = counts.replace("kernel {} was", "kernels {} were").replace("its", "their")
-    return (
-        f"Triton {counts.format(first_names(kernels))} torch.library.triton_op or custom_op, and "
-        "register a formula",
-    )
+    if launches.kernels:
+        kernels = "kernels" if len(launches.kernels) > 1 else "kernel"
+        yield (
+            f"launched outside of operators, the work of the Triton {kernels} "
+            f"{first_names(launches.kernels)} counts as 0; wrap each launch in "
+            "torch.library.triton_op or custom_op, and register a formula"
+        )
+    if launches.replays:
+        times = "once" if launches.replays == 1 else f"{launches.replays} times"
+        yield (
+            f"CUDA graphs were replayed {times}, which runs no operators: that work counts as 0; "
+            "count the program as it runs without graphs"
+        )
 
 
 def describe_uncounted(calls: RecordedCalls | Profile) -> str:

@@ -92,13 +92,13 @@ def test_follower_sees_each_resize_of_a_storage(sizes: list[int]) -> None:
         sizes.append(storage.nbytes())
 
     own = torch.UntypedStorage.resize_
-    _torch.follow_storage_sizes(follow)
+    _torch.storage_sizes.follow(follow)
     try:
         tensor = torch.empty(5)
         tensor.untyped_storage().resize_(0)
         tensor.untyped_storage().resize_(4 * 7)
     finally:
-        _torch.unfollow_storage_sizes(follow)
+        _torch.storage_sizes.unfollow(follow)
     tensor.untyped_storage().resize_(4)
     assert sizes == [0, 4 * 7]
     assert torch.UntypedStorage.resize_ is own

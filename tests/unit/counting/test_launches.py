@@ -1,4 +1,4 @@
-"""Triton kernels that are launched outside of operators are warned of and noted."""
+"""What a program launches outside of operators is warned of and noted."""
 
 from __future__ import annotations
 
@@ -11,11 +11,21 @@ import pytest
 import torch
 from torch import nn
 
-from dispatch_flops import FlopCounterMode, FlopMeter
+from dispatch_flops import FlopCounterMode, FlopMeter, _torch
 from dispatch_flops.errors import UncountedWarning
 from tests.helpers.profiling import profile_of
 
 Launch = Callable[[str], None]
+
+
+class Graph:
+    """As ``torch.cuda.CUDAGraph``, of which there is none without a GPU."""
+
+    def __init__(self, replayed: list[Any]) -> None:
+        self.replayed = replayed
+
+    def replay(self) -> None:
+        self.replayed.append(self)
 
 
 class HookChain:
@@ -59,16 +69,16 @@ def notes(run: Callable[[], Any]) -> list[str]:
 def test_launch_outside_of_operators_is_noted_and_warned_of(
     chain: HookChain, launch: Launch
 ) -> None:
-    with pytest.warns(UncountedWarning, match="kernel rms_norm was launched outside") as caught:
+    with pytest.warns(UncountedWarning, match="Triton kernel rms_norm counts as 0") as caught:
         found = notes(lambda: (launch("rms_norm"), launch("rms_norm")))
     assert [str(w.message) for w in caught] == found
     assert chain.calls == []
 
 
-@pytest.mark.filterwarnings("ignore:Triton kernels:UserWarning")
+@pytest.mark.filterwarnings("ignore:launched outside:UserWarning")
 def test_each_kernel_is_named_once(launch: Launch) -> None:
     (note,) = notes(lambda: [launch(name) for name in ("a", "b", "a")])
-    assert note.startswith("Triton kernels a, b were launched outside of operators: their work")
+    assert "the Triton kernels a, b count" in note
 
 
 def test_what_a_custom_operator_launches_is_part_of_it(launch: Launch) -> None:
@@ -99,7 +109,7 @@ def test_launches_while_counting_is_paused_are_not_noted(launch: Launch) -> None
 def test_meter_warns_of_launches_once(launch: Launch) -> None:
     model = nn.Linear(3, 5)
     meter = FlopMeter(model, verify_every=1)
-    with pytest.warns(UncountedWarning, match="Triton kernel rms_norm was launched") as caught:
+    with pytest.warns(UncountedWarning, match="Triton kernel rms_norm counts as 0") as caught:
         for _ in range(2):
             with meter.step():
                 model(torch.ones(2, 3))
@@ -107,12 +117,26 @@ def test_meter_warns_of_launches_once(launch: Launch) -> None:
     assert len(caught) == 1
 
 
+def test_replays_of_cuda_graphs_are_noted_and_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[Any] = []
+    own = torch.cuda.CUDAGraph.replay
+    followed = _torch.FollowedMethod(Graph, "replay")
+    monkeypatch.setattr(_torch, "graph_replays", followed)
+    graph = Graph(replayed)
+    with pytest.warns(UncountedWarning, match="CUDA graphs were replayed 2 times") as caught:
+        profile = profile_of(lambda: (graph.replay(), graph.replay()))
+    assert profile.notes == (str(caught[0].message),)
+    graph.replay()
+    assert len(replayed) == 3
+    assert "replay" in vars(Graph) and torch.cuda.CUDAGraph.replay is own
+
+
 @pytest.fixture
 def triton() -> Iterator[Any]:
     yield pytest.importorskip("triton")
 
 
-@pytest.mark.filterwarnings("ignore:Triton kernel:UserWarning")
+@pytest.mark.filterwarnings("ignore:launched outside:UserWarning")
 def test_triton_has_the_hook_that_is_taken(triton: Any) -> None:
     from triton.compiler.compiler import LazyDict
 
