@@ -704,6 +704,20 @@ storage_sizes = FollowedMethod(torch.UntypedStorage, "resize_")
 graph_replays = FollowedMethod(torch.cuda.CUDAGraph, "replay")
 
 
+def package_runs() -> FollowedMethod | None:
+    """Return what follows the calls of AOTInductor's packages; None if the program has none.
+
+    They run a library that was compiled. Public: none.
+    """
+    module = sys.modules.get("torch.export.pt2_archive._package")
+    return None if module is None else _calls_of(module.AOTICompiledModel)
+
+
+@functools.cache
+def _calls_of(owner: type) -> FollowedMethod:
+    return FollowedMethod(owner, "__call__")
+
+
 # Whether a profiler is on in this thread: torch's, or the reports below. Public: none.
 is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _PROFILER_OF_ALLOCATIONS = torch._C._profiler.ProfilerConfig(

@@ -60,11 +60,19 @@ def describe_launches(launches: Launches) -> Iterator[str]:
             "torch.library.triton_op or custom_op, and register a formula"
         )
     if launches.replays:
-        times = "once" if launches.replays == 1 else f"{launches.replays} times"
         yield (
-            f"CUDA graphs were replayed {times}, which runs no operators: that work counts as 0; "
-            "count the program as it runs without graphs"
+            f"CUDA graphs were replayed {_times(launches.replays)}, which runs no operators: that "
+            "work counts as 0; count the program as it runs without graphs"
         )
+    if launches.package_runs:
+        yield (
+            f"AOTInductor's packages ran {_times(launches.package_runs)} without operators: that "
+            "work counts as 0; count the model that was exported"
+        )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def describe_uncounted(calls: RecordedCalls | Profile) -> str:

@@ -131,6 +131,23 @@ def test_replays_of_cuda_graphs_are_noted_and_warned_of(monkeypatch: pytest.Monk
     assert "replay" in vars(Graph) and torch.cuda.CUDAGraph.replay is own
 
 
+class AOTICompiledModel:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_runs_of_aot_inductor_packages_are_noted_and_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in = SimpleNamespace(AOTICompiledModel=AOTICompiledModel)
+    monkeypatch.setitem(sys.modules, "torch.export.pt2_archive._package", stand_in)
+    package, x = AOTICompiledModel(), torch.ones(3)
+    with pytest.warns(UncountedWarning, match="AOTInductor's packages ran once") as caught:
+        profile = profile_of(lambda: package(x))
+    assert profile.notes == (str(caught[0].message),)
+    assert package(x) is x
+
+
 @pytest.fixture
 def triton() -> Iterator[Any]:
     yield pytest.importorskip("triton")
