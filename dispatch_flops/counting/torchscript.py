@@ -8,7 +8,6 @@ No setting makes a graph that has such kernels run by its operators again.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 from dispatch_flops.counting.aggregation import RecordedCalls
 
-_KERNELS = re.compile("prim::(TensorExprGroup|oneDNNFusionGroup|mkldnn_convolution)")
+_KERNELS = ("prim::TensorExprGroup", "prim::oneDNNFusionGroup", "prim::mkldnn_convolution")
 # A graph that is differentiated hides its kernels, whose results this operator makes room for.
 _DIFFERENTIATED, _ROOM = "prim::DifferentiableGraph", "aten.empty_strided.default"
 
@@ -36,11 +35,11 @@ def _nothing() -> Callable[[], Any]:
 
 def uncounted_kernels(calls: RecordedCalls) -> tuple[str, ...]:
     """Return the sentence on such kernels, if the graph that this thread ran last has some."""
-    graph = torch.jit.last_executed_optimized_graph()
+    graph: Any = torch.jit.last_executed_optimized_graph()
     if graph is None:
         return ()
-    text = str(graph)
-    if not (_KERNELS.search(text) or (_DIFFERENTIATED in text and calls.ran(_ROOM))):
+    has = graph.findNode  # the graph's text would have constants converted, by operators
+    if not (any(map(has, _KERNELS)) or (has(_DIFFERENTIATED) and calls.ran(_ROOM))):
         return ()
     return (
         "TorchScript ran kernels of its own, into which it fuses operators: their work counts as "
