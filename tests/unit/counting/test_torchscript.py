@@ -113,18 +113,15 @@ def optimized_for_inference(model: nn.Module, image: torch.Tensor) -> Any:
 
 
 def fused_by_onednn(model: nn.Module, image: torch.Tensor) -> Any:
-    frozen = torch.jit.freeze(torch.jit.trace(model, image))
-    for _ in range(2):
-        frozen(image)
-    return frozen
-
-
-@pytest.fixture
-def onednn_fusion() -> Iterator[None]:
     was_enabled = torch.jit.onednn_fusion_enabled()
     torch.jit.enable_onednn_fusion(True)
-    yield
-    torch.jit.enable_onednn_fusion(was_enabled)
+    try:
+        frozen = torch.jit.freeze(torch.jit.trace(model, image))
+        for _ in range(3):  # it fuses in the second run, or the third
+            frozen(image)
+    finally:
+        torch.jit.enable_onednn_fusion(was_enabled)
+    return frozen
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
@@ -132,7 +129,7 @@ def onednn_fusion() -> Iterator[None]:
 @pytest.mark.parametrize("make", [optimized_for_inference, fused_by_onednn])
 @torch.no_grad()
 def test_convolutions_that_onednn_computes_for_torchscript_are_noted(
-    onednn_fusion: None, make: Callable[[nn.Module, torch.Tensor], Any]
+    make: Callable[[nn.Module, torch.Tensor], Any],
 ) -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()).eval()
     image = torch.ones(1, 2, 7, 11)
