@@ -23,7 +23,9 @@ _DIFFERENTIATED, _ROOM = "prim::DifferentiableGraph", "aten.empty_strided.defaul
 def forget_last_graph() -> None:
     """Have TorchScript run a graph without such kernels, if it has run any in this thread."""
     if torch.jit.last_executed_optimized_graph() is not None:
-        _nothing()()
+        # oneDNN's fuser ends the process where it optimizes a graph without tensors.
+        with torch.jit.optimized_execution(False):
+            _nothing()()
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dispatch_flops.errors import UncountedWarning
+from tests.helpers.interpreters import run_python
 from tests.helpers.profiling import profile_of
 
 ROWS, WIDE = 3, 5
@@ -106,6 +107,25 @@ def test_differentiated_functions_that_do_not_fuse_are_not_noted(runs_backward: 
     for _ in range(3):
         run()
     assert notes(run) == []
+
+
+ONEDNN_FUSION = """
+import torch
+from dispatch_flops import FlopCounterMode
+torch.jit.enable_onednn_fusion(True)
+double = torch.jit.CompilationUnit("def double(x):\\n    return x * 2\\n").double
+double(torch.ones(3))
+for _ in range(4):
+    with FlopCounterMode(display=False) as counter:
+        torch.ones(3) * 2
+    assert counter.profile.total().flops == 3 and counter.profile.notes == ()
+"""
+
+
+@pytest.mark.slow
+def test_counters_of_a_program_with_onednns_fusion_leave_it_alive() -> None:
+    done = run_python("-c", ONEDNN_FUSION)
+    assert done.returncode == 0, done.stderr
 
 
 def optimized_for_inference(model: nn.Module, image: torch.Tensor) -> Any:
