@@ -50,9 +50,9 @@ def describe_unseen(modules: Sequence[str]) -> str:
 
 def describe_launches(launches: Launches) -> Iterator[str]:
     """Yield a sentence on each kind of work that was launched outside of operators."""
-    from dispatch_flops.renderers.text import first_names  # takes tabulate along
-
     if launches.kernels:
+        from dispatch_flops.renderers.text import first_names  # takes tabulate along
+
         kernels = "kernels" if len(launches.kernels) > 1 else "kernel"
         yield (
             f"launched outside of operators, the work of the Triton {kernels} "

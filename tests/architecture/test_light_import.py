@@ -28,6 +28,18 @@ def test_rooms_that_few_runs_need_are_imported_when_they_are_used() -> None:
     assert unneeded.isdisjoint(imported()["rooms"])
 
 
+def test_counting_without_a_printout_takes_no_tables_along() -> None:
+    script = """
+import sys, torch
+from dispatch_flops import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    torch.ones(3) * 2
+assert counter.get_total_flops() == 3
+assert "tabulate" not in sys.modules
+"""
+    assert run_python("-c", script).stderr == ""
+
+
 def test_formulas_are_registered_by_the_names_of_their_operators() -> None:
     # Hundreds of formulas ship: each look-up of a packet takes longer than registering its rule.
     assert imported()["operators"] < 10
