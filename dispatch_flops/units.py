@@ -98,6 +98,13 @@ def calls_text(calls: int | None) -> str:
     return f"{calls} call{'' if calls == 1 else 's'}"
 
 
+def times_text(count: int | None) -> str:
+    """Say how often: ``1 -> "once"``, ``3 -> "3 times"``."""
+    if count is None:
+        return NOT_AVAILABLE
+    return "once" if count == 1 else f"{count} times"
+
+
 def ratio(part: Number | None, whole: Number | None) -> float | None:
     """Return ``part / whole``; None if a side is unknown, ``whole`` is 0, or it exceeds a float."""
     if part is None or not whole:

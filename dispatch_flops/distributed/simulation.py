@@ -40,6 +40,7 @@ from dispatch_flops.profile.cluster import ClusterProfile
 from dispatch_flops.profile.memory import FollowMemory
 from dispatch_flops.profile.mesh_positions import mesh_dims, named_ranks
 from dispatch_flops.profilers.counter import FlopCounterMode
+from dispatch_flops.units import times_text
 
 Job = Callable[[DeviceMesh], Any]
 
@@ -225,9 +226,9 @@ class _Simulator:
             notes.append(_FILLED.format(_were(len(represented)), _one_of(len(profiles))))
         notes += further_notes
         if self._values_read:
-            notes.append(_VALUES_READ.format(_times(self._values_read)))
+            notes.append(_VALUES_READ.format(times_text(self._values_read)))
         if self._objects_gathered:
-            notes.append(_OBJECTS_GATHERED.format(_times(self._objects_gathered)))
+            notes.append(_OBJECTS_GATHERED.format(times_text(self._objects_gathered)))
         return ClusterProfile(
             profiles=dict(sorted(profiles.items())),
             represented=dict(sorted(represented.items())),
@@ -302,10 +303,6 @@ def _were(ranks: int) -> str:
 
 def _one_of(simulated: int) -> str:
     return "the simulated rank" if simulated == 1 else f"one of {simulated} simulated ranks"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _verification_notes(

@@ -15,6 +15,7 @@ from dispatch_flops.errors import UncountedWarning
 from dispatch_flops.operators.costing import SYMBOLIC
 from dispatch_flops.operators.program_lines import stacklevel_of_program
 from dispatch_flops.profile import Profile
+from dispatch_flops.units import times_text
 
 
 def warn_of_uncounted(
@@ -61,18 +62,14 @@ def describe_launches(launches: Launches) -> Iterator[str]:
         )
     if launches.replays:
         yield (
-            f"CUDA graphs were replayed {_times(launches.replays)}, which runs no operators: that "
-            "work counts as 0; count the program as it runs without graphs"
+            f"CUDA graphs were replayed {times_text(launches.replays)}, which runs no operators: "
+            "that work counts as 0; count the program as it runs without graphs"
         )
     if launches.package_runs:
         yield (
-            f"AOTInductor's packages ran {_times(launches.package_runs)} without operators: that "
-            "work counts as 0; count the model that was exported"
+            f"AOTInductor's packages ran {times_text(launches.package_runs)} without operators: "
+            "that work counts as 0; count the model that was exported"
         )
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def describe_uncounted(calls: RecordedCalls | Profile) -> str:

@@ -142,3 +142,4 @@ def test_mean_is_exact_where_it_is_whole_and_beyond_a_float() -> None:
 
 def test_one_call_is_not_several() -> None:
     assert [units.calls_text(calls) for calls in (0, 1, 2)] == ["0 calls", "1 call", "2 calls"]
+    assert [units.times_text(count) for count in (1, 2)] == ["once", "2 times"]

@@ -47,6 +47,13 @@ def recorded(*module_phases: ModulePhase, aggregated: bool) -> RecordedCalls:
 
 
 @pytest.mark.parametrize("aggregated", [False, True])
+def test_operators_that_ran_are_known_by_name(aggregated: bool) -> None:
+    found = recorded(calls("a", "forward", {MM: 2}), aggregated=aggregated)
+    assert found.ran("aten.mm.default")
+    assert not found.ran("aten.bmm.default")
+
+
+@pytest.mark.parametrize("aggregated", [False, True])
 def test_totals_of_each_phase_include_shares(aggregated: bool) -> None:
     found = recorded(
         calls("a", "forward", {MM: 2, SHARED: 3}),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from dispatch_flops import FlopCounterMode, FlopMeter, _torch
+from dispatch_flops import FlopCounterMode, FlopMeter, Profile, _torch
 from dispatch_flops.errors import UncountedWarning
 from tests.helpers.profiling import profile_of
 
@@ -81,21 +81,26 @@ def test_each_kernel_is_named_once(launch: Launch) -> None:
     assert "the Triton kernels a, b count" in note
 
 
-def test_what_a_custom_operator_launches_is_part_of_it(launch: Launch) -> None:
+def counted_as_operator(run: Callable[[torch.Tensor], torch.Tensor]) -> Profile:
+    """Return the profile of a custom operator with a formula, whose kernel is ``run``."""
     with torch.library._scoped_library("launching", "FRAGMENT") as library:
         library.define("sum(Tensor x) -> Tensor")
-
-        def run(x: torch.Tensor) -> torch.Tensor:
-            launch("sum")
-            return x.new_empty(())
-
         library.impl("sum", run, "CPU")
         with FlopCounterMode(
             display=False, custom_mapping={torch.ops.launching.sum: lambda x, **_: x.numel()}
         ) as counter:
             torch.ops.launching.sum(torch.ones(3, 5))
-    assert counter.profile.total().flops == 3 * 5
-    assert counter.profile.notes == ()
+    return counter.profile
+
+
+def test_what_a_custom_operator_launches_is_part_of_it(launch: Launch) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        launch("sum")
+        return x.new_empty(())
+
+    profile = counted_as_operator(run)
+    assert profile.total().flops == 3 * 5
+    assert profile.notes == ()
 
 
 def test_launches_while_counting_is_paused_are_not_noted(launch: Launch) -> None:
@@ -119,7 +124,7 @@ def test_meter_warns_of_launches_once(launch: Launch) -> None:
 
 def test_replays_of_cuda_graphs_are_noted_and_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     replayed: list[Any] = []
-    own = torch.cuda.CUDAGraph.replay
+    own = Graph.replay
     followed = _torch.FollowedMethod(Graph, "replay")
     monkeypatch.setattr(_torch, "graph_replays", followed)
     graph = Graph(replayed)
@@ -128,7 +133,7 @@ def test_replays_of_cuda_graphs_are_noted_and_warned_of(monkeypatch: pytest.Monk
     assert profile.notes == (str(caught[0].message),)
     graph.replay()
     assert len(replayed) == 3
-    assert "replay" in vars(Graph) and torch.cuda.CUDAGraph.replay is own
+    assert Graph.replay is own
 
 
 class AOTICompiledModel:
@@ -146,6 +151,22 @@ def test_runs_of_aot_inductor_packages_are_noted_and_warned_of(
         profile = profile_of(lambda: package(x))
     assert profile.notes == (str(caught[0].message),)
     assert package(x) is x
+
+
+def test_replays_and_packages_within_a_custom_operator_are_part_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_torch, "graph_replays", _torch.FollowedMethod(Graph, "replay"))
+    stand_in = SimpleNamespace(AOTICompiledModel=AOTICompiledModel)
+    monkeypatch.setitem(sys.modules, "torch.export.pt2_archive._package", stand_in)
+    graph, package = Graph([]), AOTICompiledModel()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        graph.replay()
+        return package(x).new_empty(())
+
+    assert counted_as_operator(run).notes == ()
+    assert len(graph.replayed) == 1
 
 
 @pytest.fixture
