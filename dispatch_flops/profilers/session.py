@@ -348,7 +348,7 @@ class Session:
         return (*uncounted_kernels(calls), *describe_launches(self._launches))
 
     def _notes_on_compiled(self) -> Iterator[str]:
-        """Say which figures may be others in compiled code; counts are of the eager code anyway."""
+        """Say which figures compiled code may change; counts are of the eager code in any case."""
         figures = ["latency"] * (self._pass.operator_timer is not None)
         figures += ["memory"] * (self._memory is not None)
         if figures and eager_runs() > self._eager_runs_before:

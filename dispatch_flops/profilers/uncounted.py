@@ -56,9 +56,9 @@ def describe_launches(launches: Launches) -> Iterator[str]:
 
         kernels = "kernels" if len(launches.kernels) > 1 else "kernel"
         yield (
-            f"launched outside of operators, the work of the Triton {kernels} "
-            f"{first_names(launches.kernels)} counts as 0; wrap each launch in "
-            "torch.library.triton_op or custom_op, and register a formula"
+            f"the Triton {kernels} {first_names(launches.kernels)} ran outside of operators: that "
+            "work counts as 0; wrap each launch in torch.library.triton_op or custom_op, and "
+            "register a formula"
         )
     if launches.replays:
         yield (
