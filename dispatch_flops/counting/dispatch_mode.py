@@ -146,34 +146,37 @@ class CountingMode(EnteredMode):
             if known is None:
                 calls = plan.calls
                 known = calls.latest.then
-                if kwargs or not calls.takes_tensors:
-                    known = calls.find(args, kwargs, thread.param_sink)
-                elif known.__class__ is not Pair:
-                    if args[0].is_nested or not known.is_like(args):  # to compare one may crash
+                if known.__class__ is Pair and not kwargs:
+                    # ``is_like``, written out for two tensors, as residual connections add
+                    a, b = args
+                    if (
+                        b.__class__ is not _Tensor  # a number, say
+                        or a.is_nested
+                        or b.is_nested
+                        or not known.is_same(a, b)
+                        or known.low < b.data_ptr() - a.data_ptr() < known.high
+                    ):
                         known = calls.find(args, kwargs, thread.param_sink)
                     else:
                         calls.latest = known
-                        for index in known.params:
-                            thread.param_sink.add(id(args[index]))
-                elif (  # ``is_like``, written out for two tensors, as residual connections add
-                    len(args) != 2
-                    or (a := args[0]).__class__ is not _Tensor
-                    or (b := args[1]).__class__ is not _Tensor
-                    or a.is_nested
-                    or b.is_nested
-                    or not known.is_same(a, b)
-                    or known.low < b.data_ptr() - a.data_ptr() < known.high
+                elif (
+                    kwargs
+                    or not calls.takes_tensors
+                    or args[0].is_nested  # to compare one may crash
+                    or not known.is_like(args)
                 ):
                     known = calls.find(args, kwargs, thread.param_sink)
                 else:
                     calls.latest = known
+                    for index in known.params:
+                        thread.param_sink.add(id(args[index]))
             elif args and (cls := args[0].__class__) is not _Tensor:
                 if cls is _Parameter:
                     thread.param_sink.add(id(args[0]))
                 elif known.run is not None:
                     raise TypeError  # torch's functions ask ``__torch_function__`` of a subclass
             cost, run = known.cost, known.run
-        except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             if is_of_signal_handler(error):
                 raise
             cost = None

@@ -146,7 +146,7 @@ class LayerCall:
     """A call of a layer, and what was recorded of it.
 
     kind: its class and shapes. is_same: compares the input and the layer's tensors with its own.
-    absent: positions of tensors that the layer did not have. state: what else decides which
+    absent: positions among these of tensors that it did not have. state: what else decides which
     operators run. costs: empty until the call has ended. memory: what ``UndispatchedMemory`` noted
     of it. is_dispatched: so are all calls that are like it.
     """
@@ -160,16 +160,16 @@ class LayerCall:
     memory: Any = None
     is_dispatched: bool = False
 
-    def is_like(self, x: Tensor, tensors: _Tensors, state: Any) -> bool:
-        """Return True if the call of a layer with these tensors on ``x`` is like this one."""
+    def is_like(self, given: _Tensors, state: Any) -> bool:
+        """Return True if a call is like this one: of an input and a layer with these tensors."""
         if state != self.state:
             return False
         if self.absent:
             for position in self.absent:
-                if tensors[position] is not None:
+                if given[position] is not None:
                     return False
-            return self.is_same(x, *_present(tensors))
-        return self.is_same(x, *tensors)
+            given = _present(given)
+        return self.is_same(*given)
 
 
 def _present(tensors: _Tensors) -> tuple[Tensor, ...]:
@@ -224,17 +224,18 @@ class KnownLayers(KnownRuns):
             tensors = layer.parameters(own["_parameters"])
             if layer.buffers is not None:
                 tensors += layer.buffers(own["_buffers"])
+            given = x, *tensors
             state: Any = _is_grad_enabled()
             if layer.state is not None:
                 state = state, layer.state(own)
             call = known.layer_call or self._latest.get(layer.cls)
-            if call is None or call.kind[0] is not layer.cls or not call.is_like(x, tensors, state):
-                call = self._find(layer, module, x, tensors, state)
+            if call is None or call.kind[0] is not layer.cls or not call.is_like(given, state):
+                call = self._find(layer, module, given, state)
                 if call is None:
                     return None
                 self._latest[layer.cls] = call
-            present: tuple[Any, ...] = _present(tensors) if call.absent else tensors
-            if present and _share_storage((x, *present)):  # the cost depends on what they share
+            present: tuple[Any, ...] = _present(given) if call.absent else given
+            if tensors and _share_storage(present):  # the cost depends on what they share
                 return None
         except Exception as error:  # a state that cannot be compared, perhaps
             if is_of_signal_handler(error):
@@ -253,16 +254,17 @@ class KnownLayers(KnownRuns):
         return call
 
     def _find(
-        self, layer: _Layer, module: nn.Module, x: Tensor, tensors: _Tensors, state: Any
+        self, layer: _Layer, module: nn.Module, given: _Tensors, state: Any
     ) -> LayerCall | None:
         """Return a kept call, or a new one; None for the first call of a kind.
 
         Many kinds of calls, with shapes of their own, are never repeated.
         """
-        if _torch.function_transforms():  # the dimension that vmap maps over is hidden
+        # The dimension that vmap maps over is hidden, and so is what autocast has cast before.
+        if _torch.function_transforms() or _torch.is_any_autocast_enabled():
             return None
-        present = _present(tensors)
-        kind = (layer.cls, x.shape, *[tensor.shape for tensor in present])
+        present = _present(given)
+        kind = (layer.cls, *[tensor.shape for tensor in present])
         calls = self._calls.get(kind)
         if calls is None:
             if len(self._calls) >= _LIMIT:
@@ -270,15 +272,15 @@ class KnownLayers(KnownRuns):
             self._calls[kind] = []
             return None
         for call in calls:
-            if call.is_like(x, tensors, state):
+            if call.is_like(given, state):
                 return call
         if len(calls) >= _MOST or not layer.is_known(module):
             return None
         if any(tensor.__class__ not in _TENSORS for tensor in present):
             return None  # a subclass may run operators of its own
         hash(state)  # raises TypeError for a list, which may change
-        absent = tuple([i for i, tensor in enumerate(tensors) if tensor is None])
-        return LayerCall(kind, _torch.tensor_comparison((x, *present)), absent, state)
+        absent = tuple([i for i, tensor in enumerate(given) if tensor is None])
+        return LayerCall(kind, _torch.tensor_comparison(present), absent, state)
 
     def keep(self, opened: OpenCall, output: Any) -> None:
         """Keep a new call, which has returned ``output``, for later ones."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _number_of_modes = _torch.number_of_modes
 _function_modes = _torch.function_modes
-_is_autocast_enabled = _torch.is_any_autocast_enabled
 _forward_mode = torch.autograd.forward_ad
 _LIBRARIES = ("aten.", "prim.", "prims.")
 
@@ -35,14 +34,10 @@ Costs = tuple[tuple[CallCost, int], ...]  # each with the number of operators th
 def runs_plainly() -> bool:
     """Return True if nothing but the counter's mode and what tensors show decides what runs.
 
-    Autocast is not asked what it has cast before.
+    Tensors show autocast: where it is enabled, they are not like those of a call without it. They
+    do not show what it has cast before: a call in which it may cast is not to be kept.
     """
-    return not (
-        _number_of_modes() != 1
-        or _function_modes()
-        or _forward_mode._current_level >= 0
-        or _is_autocast_enabled()
-    )
+    return not (_number_of_modes() != 1 or _function_modes() or _forward_mode._current_level >= 0)
 
 
 class UndispatchedMemory(Protocol):

@@ -76,6 +76,8 @@ PAIRS: dict[str, tuple[Program, Program]] = {
         lambda: F.conv1d(ones(1, 2, 9), ones(3, 2, 3)),
         lambda: F.conv1d(ones(1, 2, 9), ones(3, 2, 3), ones(3)),
     ),
+    "a third tensor": (lambda: torch.clamp(x, z), lambda: torch.clamp(x, z, like_x)),
+    "a keyword beside two tensors": (lambda: x + z, lambda: torch.add(x, z, alpha=0.5)),
     "number of arguments": (
         lambda: F.conv1d(ones(1, 2, 9), ones(3, 2, 3), stride=2),
         lambda: F.conv1d(ones(1, 2, 9), ones(3, 2, 3), stride=1),

@@ -99,6 +99,20 @@ def test_steps_that_are_alike_count_as_dispatched_ones(
     assert facts(profile) == facts(dispatched(make, *[nothing] * 5))
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_under_autocast_count_as_dispatched_ones(name: str, dispatched: Run) -> None:
+    def switch(optimizer: Any) -> None:
+        torch.set_autocast_enabled("cpu", not torch.is_autocast_enabled("cpu"))
+
+    changes = [nothing, nothing, switch, nothing, nothing, switch, nothing]
+    with torch.autocast("cpu", enabled=False):
+        profile = counted(OPTIMIZERS[name], *changes)
+        assert facts(profile) == facts(dispatched(OPTIMIZERS[name], *changes))
+    with torch.autocast("cpu"):
+        profile = counted(OPTIMIZERS[name], *changes)
+        assert facts(profile) == facts(dispatched(OPTIMIZERS[name], *changes))
+
+
 def test_parameters_are_the_same_as_without_a_counter() -> None:
     with_counter, without = parameters(), parameters()
     optimizers = AdamW(with_counter), AdamW(without)

@@ -40,8 +40,19 @@ def found(func: Any, *args: Any) -> Any:
 def test_function_or_method_of_the_operators_name_takes_its_place() -> None:
     assert found(aten.add.Tensor, x, y) == torch._C._VariableFunctions.add
     assert found(aten.addmm.default, bias, x, w) == torch._C._VariableFunctions.addmm
-    assert found(aten.view.default, x, [15]) == torch._C.TensorBase.view
+    assert found(aten.add_.Tensor, x.clone(), y) == torch._C.TensorBase.add_
     assert found(aten.gelu.default, x) == torch._C._nn.gelu
+
+
+@pytest.mark.parametrize("sizes", [[15], [5, 3], [3, -1], [1, 3, 5]])
+def test_sizes_are_given_one_by_one(sizes: list[int]) -> None:
+    method = found(aten.view.default, x, [15])
+    assert method is not torch._C.TensorBase.view
+    assert torch.equal(method(x, sizes), x.view(sizes))
+    assert method(torch.ones(1), []).shape == ()
+    with pytest.raises(RuntimeError, match="shape '\\[4, 4\\]' is invalid"):
+        method(x, [4, 4])
+    assert _torch._given_one_by_one(lambda *given: given)(x, sizes) == (x, *sizes)
 
 
 def test_result_is_that_of_the_operator() -> None:
