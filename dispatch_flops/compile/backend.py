@@ -38,7 +38,7 @@ from dispatch_flops.counting.formulas_not_asked import FormulasNotAsked, note_on
 from dispatch_flops.counting.meter_totals import Part, sample_count
 from dispatch_flops.counting.metered_run import MeteredRun
 from dispatch_flops.counting.module_names import ModuleNames
-from dispatch_flops.counting.placement import DeviceSearch, Placement, run_info
+from dispatch_flops.counting.placement import Placement, run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.python_frames import call_arguments
 from dispatch_flops.counting.thread_state import ModulePhase
@@ -268,13 +268,12 @@ class CountingBackend(MeteredRun):
             for cost in self._left_eager():
                 outside: tuple[str, Phase] = (OUTSIDE, "forward")
                 module_phases.setdefault(outside, ModulePhase(*outside)).counts[cost] = 1
-            devices = DeviceSearch(self._names.modules())
-            self._names.read_facts()
+            _, held = self._names.read_facts()
             return build_profile(
                 CallAggregator().including(module_phases.values()),
                 self._names,
                 Observed(calls=module_calls_of(self.graphs), used_params=used_params),
-                run_info(Placement.found_by(devices), self._conventions, self._first_call),
+                run_info(Placement.of_tensors(held), self._conventions, self._first_call),
                 notes=tuple(notes),
             )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from dispatch_flops.counting.held_tensors import HeldTensors
 from dispatch_flops.counting.packed_weights import packed_values
 from dispatch_flops.counting.parameters import ParameterFacts, ParameterTable
 from dispatch_flops.counting.sharded_parameters import FlatParameters
@@ -50,21 +51,20 @@ _DESCRIBED_BY: dict[Callable[[Any], str], Callable[[Any], Any]] = {
 class FactsTable:
     """Facts of modules as they were when it was made, put together when they are asked for.
 
-    flat: the run's flat parameters. is_whole: no module of the run is missing, as those that are
-        gone.
+    held: what the modules hold. flat: the run's flat parameters. is_whole: no module of the run is
+        missing, as those that are gone.
     has_packed: some of the modules have packed weights.
     """
 
-    def __init__(
-        self, modules: Sequence[nn.Module], flat: FlatParameters, *, is_whole: bool
-    ) -> None:
+    def __init__(self, held: HeldTensors, flat: FlatParameters, *, is_whole: bool) -> None:
+        modules = held.modules
         self._is_whole = is_whole
         self._class_names = [type(module).__name__ for module in modules]
         known: dict[Any, str] = {}
         self._extra_reprs = [_extra_repr(module, known) for module in modules]
         # TorchScript's table is not a dict.
         self._children = [tuple(m._modules.keys()) if m._modules else () for m in modules]
-        self._parameters = ParameterTable(modules)
+        self._parameters = ParameterTable(held)
         self._packed = [*map(packed_values, modules)]
         self.has_packed = any(self._packed)
         self._flat, self._ids = flat, [*map(id, modules)] if flat.ids else []

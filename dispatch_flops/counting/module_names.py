@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from dispatch_flops import _torch
+from dispatch_flops.counting.held_tensors import HeldTensors
 from dispatch_flops.counting.module_facts import FactsTable, ModuleFacts
 from dispatch_flops.counting.module_tree import (
     ModuleName,
@@ -98,8 +99,8 @@ class ModuleNames:
         """Yield the named modules that are still alive, one of each fqn."""
         return _alive(self.by_fqn.values())
 
-    def read_facts(self) -> FactsTable:
-        """Read the facts of every module that is still alive.
+    def read_facts(self) -> tuple[FactsTable, HeldTensors]:
+        """Read the facts of every module that is still alive; return what they hold, too.
 
         Later changes of the modules do not change what ``children`` and the names then tell.
         """
@@ -109,12 +110,11 @@ class ModuleNames:
             known = list(self.by_fqn.values())
             known += {named.canonical() for named in known if named.same_as is not None}
             found = [(named, module) for named in known if (module := named.module()) is not None]
-            modules = [module for _, module in found]
-            is_whole = len(found) == len(known)
-            table = FactsTable(modules, flat, is_whole=is_whole)
+            held = HeldTensors(module for _, module in found)
+            table = FactsTable(held, flat, is_whole=len(found) == len(known))
         for position, (named, _) in enumerate(found):
             named.read = table, position
-        return table
+        return table, held
 
     def packed(self) -> Iterator[int]:
         """Yield the number of values of each packed weight, each once."""
@@ -291,7 +291,8 @@ class ModuleNames:
         if self._has_given_roots:
             return self._unread.get(cls) or self._unread.setdefault(cls, ModuleFacts(cls.__name__))
         with untraced():
-            return ModuleFacts(cls.__name__, parameters=ParameterTable([module]).of(0))
+            parameters = ParameterTable(HeldTensors([module])).of(0)
+            return ModuleFacts(cls.__name__, parameters=parameters)
 
     def _forget(self, key: int) -> Callable[[weakref.ref[nn.Module]], None]:
         """Return what drops a module that is gone, for its id may be another module's later."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from dispatch_flops import _torch
+from dispatch_flops.counting.held_tensors import HeldTensors
 
-_ORDINARY = frozenset((nn.Parameter,))
 _ELEMENTS = torch.Tensor.numel
 _IS_META, _IS_TRAINABLE = attrgetter("is_meta"), attrgetter("requires_grad")
 Holder = TypeVar("Holder", bound=Hashable)
@@ -79,25 +79,24 @@ class ParameterCounts:
 class ParameterTable:
     """The own parameters of modules, as they were when it was made; keeps none of them alive.
 
-    All modules of a model are read when a counter's block ends: the loops run in C, and facts are
-    put together when they are asked for.
+    Facts are put together when they are asked for.
 
     keys: of all parameters, if operators see all of them as they are; else None.
     """
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        held = [[p for p in module._parameters.values() if p is not None] for module in modules]
-        self._ends = [0, *accumulate(map(len, held))]
-        parameters = [*chain.from_iterable(held)]
+    def __init__(self, held: HeldTensors) -> None:
+        self._ends = [0, *accumulate(map(len, held.by_module))]
+        parameters = held.parameters
         self.keys: list[int] | None = None
-        if _ORDINARY.issuperset(map(type, parameters)):
+        if held.are_ordinary:
             self._elements = [*map(_ELEMENTS, parameters)]
             # ZeRO-3 leaves empty ones on each rank, offloading ones on meta.
-            if all(self._elements) and not any(map(_IS_META, parameters)):
+            is_present = held.are_on_cpu or not any(map(_IS_META, parameters))
+            if all(self._elements) and is_present:
                 self.keys = [*map(id, parameters)]
                 self._are_trainable = [*map(_IS_TRAINABLE, parameters)]
         if self.keys is None:
-            owners = zip(modules, held, strict=True)
+            owners = zip(held.modules, held.by_module, strict=True)
             self._facts = [_facts_of(module, p) for module, own in owners for p in own]
 
     def of(self, position: int) -> tuple[ParameterFacts, ...]:

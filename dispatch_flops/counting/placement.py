@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,13 +15,12 @@ import torch
 from torch import nn
 
 from dispatch_flops._torch import FakeTensor
+from dispatch_flops.counting.held_tensors import HeldTensors
 from dispatch_flops.counting.ranks import Ranks
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.profile import RunInfo
 
-_META, _CPU = torch.device("meta"), torch.device("cpu")
-_PLAIN = {torch.Tensor, nn.Parameter}
-_IS_ON_CPU = attrgetter("is_cpu")
+_META = torch.device("meta")
 _SYNCHRONOUS = ("cpu", "meta")  # an operator is done when its call returns
 
 
@@ -45,20 +43,20 @@ class Placement:
         Modules below them do not count. Without a tensor, CUDA is assumed if the program uses it.
         Offloaded parameters count where ``brought_to`` says that they are used.
         """
-        return cls.found_by(DeviceSearch(modules))
+        return cls.of_tensors(HeldTensors(modules))
 
     @classmethod
-    def found_by(cls, search: DeviceSearch) -> Self:
-        """Return the devices of the modules of a search; see ``of``."""
-        found = search.devices.copy()
-        if brought := brought_to(search.modules) if _META in found else ():
+    def of_tensors(cls, held: HeldTensors) -> Self:
+        """Return the devices of these tensors; see ``of``."""
+        found = held.devices()
+        if brought := brought_to(held.modules) if _META in found else ():
             found.pop(_META, None)
             found |= dict.fromkeys(brought)
         if not found and torch.cuda.is_initialized():
             found = {torch.device("cuda", torch.cuda.current_device()): None}
         accelerators = tuple(device for device in found if device.type not in _SYNCHRONOUS)
         kind = next((device.type for device in (*accelerators, *found)), "cpu")
-        if any(issubclass(cls, FakeTensor) for cls in search.types):
+        if any(issubclass(cls, FakeTensor) for cls in held.types()):
             return cls(kind, computes=False)
         return cls(kind, accelerators, computes=kind != "meta")
 
@@ -73,26 +71,6 @@ class Placement:
         device = torch.device(name)
         accelerators = () if device.type in _SYNCHRONOUS else (device,)
         return cls(device.type, accelerators, computes=device != _META)
-
-
-class DeviceSearch:
-    """Devices and classes of the parameters and buffers that some modules hold themselves."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self.modules = [*modules]
-        tensors = [
-            tensor
-            for module in self.modules
-            for table in (module._parameters, module._buffers)
-            if table
-            for tensor in table.values()
-            if tensor is not None
-        ]
-        self.types = {*map(type, tensors)}
-        if tensors and self.types <= _PLAIN and all(map(_IS_ON_CPU, tensors)):  # the quick way
-            self.devices = {_CPU: None}
-        else:
-            self.devices = {tensor.device: None for tensor in tensors}
 
 
 def run_info(

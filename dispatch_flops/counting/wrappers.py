@@ -17,6 +17,8 @@ _ATTRIBUTES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"
 def wrapping_attribute(module: nn.Module) -> str | None:
     """Return the attribute in which a wrapper holds its module; None for any other module."""
     children = module._modules
+    if not children:
+        return None
     for name in _ATTRIBUTES:
         if name in children:
             return name

@@ -23,7 +23,7 @@ from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.opaque_modules import OpaqueModules
 from dispatch_flops.counting.packed_weights import note_on_packed
-from dispatch_flops.counting.placement import DeviceSearch, Placement, run_info
+from dispatch_flops.counting.placement import Placement, run_info
 from dispatch_flops.counting.profile_builder import Observed, build_profile
 from dispatch_flops.counting.python_frames import is_dispatching
 from dispatch_flops.counting.ranks import Ranks
@@ -301,8 +301,7 @@ class Session:
         """
         self._find_ranks()
         with garbage_collection_later():
-            devices = DeviceSearch(self._names.modules())
-            table = self._names.read_facts()
+            table, held = self._names.read_facts()
             used_params = self._tracker.used_params()
             observed = Observed(
                 used_params=used_params,
@@ -313,7 +312,7 @@ class Session:
                 communication=self._mode.communication.calls(),
             )
             run = run_info(
-                Placement.found_by(devices),
+                Placement.of_tensors(held),
                 self._conventions,
                 self._tracker.first_call,
                 self._ranks,

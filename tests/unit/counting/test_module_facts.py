@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 from torch import nn
 
+from dispatch_flops.counting.held_tensors import HeldTensors
 from dispatch_flops.counting.module_facts import FactsTable, ModuleFacts
 from dispatch_flops.counting.parameters import ParameterTable
 from dispatch_flops.counting.sharded_parameters import FlatParameters
 
 
 def table_of(*modules: nn.Module, is_whole: bool = True) -> FactsTable:
-    return FactsTable(modules, FlatParameters(), is_whole=is_whole)
+    return FactsTable(HeldTensors(modules), FlatParameters(), is_whole=is_whole)
 
 
 def test_row_has_the_facts_as_they_were_when_the_table_was_made() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU())
-    parameters = ParameterTable([model[0]]).of(0)
+    parameters = ParameterTable(HeldTensors([model[0]])).of(0)
     table = table_of(model, model[0])
     model[0].in_features = 1234
     del model[1]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from dispatch_flops.counting.held_tensors import HeldTensors
 from dispatch_flops.counting.parameters import (
     ParameterCounts,
     ParameterFacts,
@@ -66,7 +67,7 @@ def test_count_held_counts_every_reachable_parameter_once(
 def test_table_has_the_facts_of_each_modules_own_parameters_as_they_were() -> None:
     first, none, second = nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 7, bias=False)
     second.weight.requires_grad_(False)
-    table = ParameterTable([first, none, second])
+    table = ParameterTable(HeldTensors([first, none, second]))
     first.requires_grad_(False)
     assert table.of(0) == (
         ParameterFacts(id(first.weight), 3 * 5, True, False, 3 * 5),
@@ -114,7 +115,7 @@ SPECIAL: dict[str, tuple[Callable[[], nn.Module], tuple[int, bool, bool, int]]] 
 def test_special_parameter_is_read_for_what_it_stands_for(kind: str) -> None:
     make, expected = SPECIAL[kind]
     ordinary, special = nn.Linear(3, 5, bias=False), make()
-    table = ParameterTable([ordinary, special])
+    table = ParameterTable(HeldTensors([ordinary, special]))
     assert table.keys is None
     assert table.of(0) == (ParameterFacts(id(ordinary.weight), 3 * 5, True, False, 3 * 5),)
     assert table.of(1) == (ParameterFacts(id(special.weight), *expected),)

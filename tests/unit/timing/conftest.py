@@ -51,8 +51,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     GPU.__init__()  # type: ignore[misc]
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(torch.accelerator, "synchronize", GPU.synchronize)
-    on_first = classmethod(lambda cls, search: cls("cuda", (accelerator.FIRST,)))
-    monkeypatch.setattr(Placement, "found_by", on_first)
+    on_first = classmethod(lambda cls, held: cls("cuda", (accelerator.FIRST,)))
+    monkeypatch.setattr(Placement, "of_tensors", on_first)
     monkeypatch.setattr(calibrated, "event_gap_s", lambda devices: accelerator.GAP)
     operators = [accelerator.work, accelerator.work_backward, accelerator.update]
     register_flops(operators)(slow_formula)
