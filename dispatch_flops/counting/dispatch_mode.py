@@ -443,7 +443,8 @@ class CountingMode(EnteredMode):
                 # is never asked for in ``__torch_dispatch__``: every call comes here.
                 key = (key, signature_of(out, set(), [], BY_TYPE))
             if key in plan.calls.by_signature:
-                return plan.calls.by_signature[key].cost
+                known: CallCost = plan.calls.by_signature[key].cost
+                return known
             if plan.is_shared and (plan.func, key) in self._own_costs:
                 return self._own_costs[plan.func, key]
         except (TypeError, RuntimeError) as error:  # not hashable, or without a shape or strides

@@ -51,14 +51,14 @@ def _is_unlike(args: Any) -> bool:
 class KnownCall:
     """A call, and what later ones like it cost.
 
-    run: runs the operator for calls that are like it, where no mode for ``__torch_function__`` is
-    in force; None: only the operator itself does.
+    cost: a ``CallCost``, or what else is kept of calls. run: runs the operator for calls that are
+    like it, where no mode for ``__torch_function__`` is in force; None: only the operator does.
     is_like: compares the arguments of another call with its own. The first is a tensor that is not
     nested; those given by keyword come last. keywords: their names. params: positions of parameters
     among the arguments. then: what followed when it was last found by a search.
     """
 
-    cost: CallCost
+    cost: Any
     run: Callable[..., Any] | None = None
     is_like: Comparison = _is_unlike
     keywords: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ class KnownCalls:
         another call, AttributeError for some of these, and what ``call_signature`` raises.
         """
         if not self._is_comparable or (kwargs and not self._keywords.issuperset(kwargs)):
-            return self.by_signature[call_signature(args, kwargs, used_params, self._numbers)]
+            return self.by_signature[self.signature(args, kwargs, used_params)]
         given = args if self.takes_tensors else _flattened(args)
         keywords: tuple[str, ...] = ()
         if kwargs:
@@ -151,6 +151,10 @@ class KnownCalls:
             used_params.add(id(given[index]))
         return known
 
+    def signature(self, args: Any, kwargs: Any, used_params: set[int]) -> Any:
+        """Return the signature of a call; see ``call_signature``."""
+        return call_signature(args, kwargs, used_params, self._numbers)
+
     def _find_by_signature(
         self, kind: Any, args: Any, kwargs: Any, given: Any, used_params: set[int]
     ) -> KnownCall:
@@ -158,13 +162,13 @@ class KnownCalls:
 
         given: its arguments, the keyword ones last.
         """
-        known = self.by_signature[call_signature(args, kwargs, used_params, self._numbers)]
+        known = self.by_signature[self.signature(args, kwargs, used_params)]
         if self._attempts[kind] < _AT_MOST:
             self._attempts[kind] += 1
             self._add(kind, given, known.cost, tuple(kwargs or ()))
         return known
 
-    def _add(self, kind: Any, args: Any, cost: CallCost, keywords: tuple[str, ...]) -> None:
+    def _add(self, kind: Any, args: Any, cost: Any, keywords: tuple[str, ...]) -> None:
         """Note a call for later comparisons, if they can tell its cost.
 
         Where tensors share a storage, the cost depends on what they show of it.

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
+from dispatch_flops.counting.known_calls import KnownCall, KnownCalls
+from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.operators.workspaces import WorkspaceRule
 
@@ -17,9 +19,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _Tensor, _Parameter = _PLAIN
 _CPU = torch.device("cpu")
 _NUMBERS = frozenset((bool, int, float, str, type(None)))
-_LIMIT = 8192  # workspaces that are kept before all are dropped
-# Workspaces of steady rules by signature, of all counters: a report takes longer than most kernels.
-_known: dict[Any, int] = {}
+_LIMIT = 8192  # workspaces of an operator that are kept before all are dropped
 
 
 class KernelAllocations(threading.local):
@@ -43,18 +43,23 @@ class KernelAllocations(threading.local):
         program goes first.
         """
         may_be_unknown = rule.may_be_unknown
+        of_settings = _known.setdefault((id(func), rule), {})  # torch keeps its operators
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            if not (may_be_unknown(args) or is_on_cuda(args)):
+            if not (is_on_cuda(args) or may_be_unknown(args)):
                 return call(*args, **kwargs)
-            signature = None
+            calls = signature = None
             if rule.is_steady and not kwargs:
-                signature = _signature(func, rule, args)
-                known = _known.get(signature)
+                settings = _torch.tries_kernels(), _torch.kernel_settings()
+                calls = of_settings.get(settings)
+                if calls is None:
+                    calls = of_settings.setdefault(settings, _KnownWorkspaces(func))
+                known = calls.workspace(args)
                 if known is not None:
                     out = call(*args)
                     self.workspace = known if _reporting_device(out) else None
                     return out
+                signature = _signature(args)
             self.workspace = None
             before = None if _torch.is_profiling() else _reporting_device((args, kwargs))
             if before is None:
@@ -72,8 +77,8 @@ class KernelAllocations(threading.local):
                 if released is not None:  # blocks are larger than what was asked for
                     released = _torch.released_on_cuda(before) - released
                     self.workspace = min(self.workspace, released or self.workspace)
-                if signature is not None:
-                    _remember(signature, self.workspace)
+                if calls is not None and signature is not None:
+                    calls.remember(signature, self.workspace)
             return out
 
         return run
@@ -89,9 +94,41 @@ class KernelAllocations(threading.local):
         return found
 
 
-def _signature(func: Any, rule: WorkspaceRule, args: Any) -> Any:
+class _KnownWorkspaces(KnownCalls):
+    """Workspaces of the calls of one operator under the same settings."""
+
+    def workspace(self, args: Any) -> int | None:
+        """Return the workspace of an earlier call that this one is like; None if it is new."""
+        try:
+            found: int = self.find(args, None, set()).cost
+        except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+            if is_of_signal_handler(error):
+                raise
+            return None
+        return found
+
+    def signature(self, args: Any, kwargs: Any, used_params: set[int]) -> Any:
+        """Return what the kernel may allocate by; raises TypeError if that is not known."""
+        signature = _signature(args)
+        if signature is None:
+            raise TypeError
+        return signature
+
+    def remember(self, signature: Any, workspace: int) -> None:
+        """Note the workspace of calls of that signature."""
+        if len(self.by_signature) >= _LIMIT:
+            self.clear()
+        self.by_signature[signature] = KnownCall(cost=workspace)
+
+
+# By operator and rule, then by settings. Of steady rules, and of all counters: a report takes
+# longer than most kernels.
+_known: dict[Any, dict[Any, _KnownWorkspaces]] = {}
+
+
+def _signature(args: Any) -> Any:
     """Return a hashable key of what a kernel may allocate by; None if there is none."""
-    key: list[Any] = [id(func), rule, _torch.kernel_settings()]  # torch keeps its operators
+    key: list[Any] = []
     try:
         for arg in args:
             for part in arg if arg.__class__ is list else (arg,):
@@ -110,12 +147,6 @@ def _signature(func: Any, rule: WorkspaceRule, args: Any) -> Any:
     except (TypeError, RuntimeError):  # a size that is a symbol, or a tensor without strides
         return None
     return signature
-
-
-def _remember(signature: Any, workspace: int) -> None:
-    if len(_known) >= _LIMIT:
-        _known.clear()
-    _known[signature] = workspace
 
 
 def is_on_cuda(args: Iterable[Any]) -> bool:
