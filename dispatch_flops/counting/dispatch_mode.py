@@ -150,8 +150,7 @@ class CountingMode(EnteredMode):
                     # ``is_like``, written out for two tensors, as residual connections add
                     a, b = args
                     if (
-                        a.__class__ is not _Tensor
-                        or b.__class__ is not _Tensor
+                        b.__class__ is not _Tensor  # a number, say
                         or a.is_nested
                         or b.is_nested
                         or not known.is_same(a, b)

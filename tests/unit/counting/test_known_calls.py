@@ -190,6 +190,7 @@ def unsigned(monkeypatch: pytest.MonkeyPatch) -> Program:
         lambda: x * x,
         lambda: torch._foreach_mul([x, w, z], [z, w, x]),
         lambda: torch._foreach_addcmul([x, w], [z, w], [z, w], 0.5),
+        lambda: (x * z, x * 0.5),
     ],
 )
 def test_call_like_an_earlier_one_needs_no_signature(unsigned: Program, call: Program) -> None:
@@ -255,9 +256,10 @@ with torch.no_grad(), FlopCounterMode(display=False) as counter:
         torch.nn.functional.layer_norm(tensor, (4,), weight, weight.clone())
         torch.softmax(tensor, -1)
     factor = torch.tensor(2.0)
-    for tensor in (dense, dense, dense, nested):
-        torch.mul(factor, tensor)
-        torch.mul(tensor, factor)
+    for first, second in ((factor, dense), (dense, factor)):
+        for _ in range(5):
+            torch.mul(first, second)
+        torch.mul(nested if first is dense else first, nested if second is dense else second)
     without_a_kernel = (
         lambda tensor: torch.addcmul(dense, dense + 1, tensor),
         lambda tensor: torch.addcmul(dense, tensor, tensor),
