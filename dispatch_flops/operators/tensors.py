@@ -59,12 +59,11 @@ def tensors_in(value: Any, _within: tuple[int, ...] = ()) -> Iterator[torch.Tens
     if isinstance(value, torch.Tensor):
         yield value
         return
-    within = (*_within, id(value))
     for part in _parts_of(value):
         if isinstance(part, torch.Tensor):  # most parts: a generator for each takes longer
             yield part
-        elif id(part) not in within:
-            yield from tensors_in(part, within)
+        elif part is not value and id(part) not in _within:
+            yield from tensors_in(part, (*_within, id(value)))
 
 
 def _parts_of(value: Any) -> Iterable[Any]:
