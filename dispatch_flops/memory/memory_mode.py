@@ -33,12 +33,19 @@ from dispatch_flops.memory.reused_arguments import (
     storage_of_product,
 )
 from dispatch_flops.memory.run_memory import Memory
-from dispatch_flops.memory.storages import allocation_of, storages_in, tensors_taken
+from dispatch_flops.memory.storages import (
+    allocation_of,
+    storages_in,
+    storages_of,
+    tensors_taken,
+)
 from dispatch_flops.operators.conventions import Conventions
 from dispatch_flops.operators.interrupts import is_of_signal_handler
 from dispatch_flops.operators.registry import Rule
+from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.operators.workspaces import always, workspace_of
 from dispatch_flops.profile.cost import Phase
+from dispatch_flops.profile.memory import Role
 
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
@@ -392,8 +399,11 @@ class MemoryMode(CountingMode):
         return True
 
     def _meet(self, arguments: Any) -> None:
-        for storage, device in storages_in(arguments):
-            self._memory.meet(storage, device)
+        for tensor in tensors_in(arguments):
+            # That of a module, perhaps: accelerate brings offloaded ones for each call.
+            role: Role = "parameters" if isinstance(tensor, _Parameter) else "inputs"
+            for storage, device in storages_of(tensor):
+                self._memory.meet(storage, device, role)
 
     def _allocated_all(self, operator: _Operator, arguments: Any, out: Any) -> ModulePeak:
         blocks, allocation = self._blocks, operator.allocation

@@ -334,7 +334,7 @@ class Memory:
         with _torch.modes_disabled():
             for tensor in cached_tensors(call.owner):
                 for storage, device in storages_of(tensor):
-                    self.meet(storage, device)
+                    self.meet(storage, device, "KV cache")
                     self.blocks.give_role(storage, "KV cache")
                     if (block := self.blocks.live.get(id(storage))) is not None:
                         parts[id(storage)] = block
@@ -372,7 +372,7 @@ class Memory:
 
     # -- operators ------------------------------------------------------------------------------
 
-    def meet(self, storage: Storage, device: torch.device) -> None:
+    def meet(self, storage: Storage, device: torch.device, role: Role) -> None:
         """Note a storage that no operator of the run returned; does nothing if it is known.
 
         Until the first call of the model or the first backward pass ends, it counts as there
@@ -382,7 +382,7 @@ class Memory:
         if id(storage) in self.blocks.live:
             return
         found = self.blocks.on(device)
-        self.blocks.note(storage, found, "inputs", was_there=self._is_first_call)
+        self.blocks.note(storage, found, role, was_there=self._is_first_call)
         if found is not self.device and found.peaks:
             # The operator that reads it may allocate elsewhere alone, as a copy to a device does.
             made_in = last_recorded_in(self.blocks.threads)

@@ -53,6 +53,26 @@ def test_lazy_parameters_count_from_the_first_call_on() -> None:
     assert memory.by_role()["parameters"] == root.total.parameters
 
 
+class Unregistered(nn.Module):
+    """Keeps its parameters in a list, as a library that brings offloaded ones for each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [nn.Parameter(torch.ones(WIDTH, WIDTH)), nn.Parameter(torch.ones(WIDTH))]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, scale = self.weights
+        return x @ weight.t() * scale
+
+
+def test_parameters_that_no_module_holds_are_parameters() -> None:
+    model, x = Unregistered(), torch.ones(ROWS, WIDTH)
+    with torch.no_grad():
+        memory, _ = held_at_the_end(lambda: model(x), model)
+    assert memory.by_role()["parameters"] == (WEIGHT + WIDTH) * F32
+    assert memory.by_role()["inputs"] == ROWS * WIDTH * F32
+
+
 def convert(model: nn.Linear) -> None:
     model.double()
 
