@@ -212,6 +212,33 @@ def test_replaced_module_keeps_the_name_and_adds_parameters() -> None:
     assert profile.total_params == 3 * 5 + 5 * 11
 
 
+@pytest.mark.parametrize("calls", [1, 3])
+def test_module_that_moves_gets_the_name_of_its_new_place(calls: int) -> None:
+    """Another takes its place: what ran there keeps that name."""
+    model = nn.Sequential(plain(3, 5, 7), plain(7, 11))
+    moved = model[0]
+
+    def call() -> None:
+        for _ in range(calls):
+            model(rows(2, 3))
+        model[0] = plain(3, 7)
+        model.append(plain(11, 3))
+        model.append(moved)
+        for _ in range(calls):
+            model(rows(2, 3))
+
+    profile = profile_of(call, model=model)
+    work = work_of(profile)
+    assert work["0.0"] == {"forward": calls * (2 * 3 * 5 + 2 * 3 * 7)}
+    assert work["0.1"] == work["3.1"] == {"forward": calls * 2 * 5 * 7}
+    assert work["3.0"] == {"forward": calls * 2 * 3 * 5}
+    held = {fqn: profile.node(fqn).total_params for fqn in ("", "3", "3.0", "3.1")}
+    assert held == {
+        "": 3 * 7 + 7 * 11 + 11 * 3 + 3 * 5 + 5 * 7, "3": 3 * 5 + 5 * 7, "3.0": 3 * 5, "3.1": 5 * 7
+    }  # fmt: skip
+    check_sums(profile)
+
+
 def test_parameters_are_those_that_the_model_holds_at_the_end() -> None:
     model = plain(3, 5, 7)
 
