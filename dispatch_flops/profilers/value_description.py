@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import types
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable
 from typing import Any, Final
 from weakref import ref
 
@@ -88,8 +88,8 @@ def _held_by_object(value: Any, kind: type) -> list[Any]:
         return []
     plain = next((base for base in _PLAIN if isinstance(value, base)), None)
     held: list[Any] = []
-    if isinstance(value, Mapping):
-        held = [list(value), [value[key] for key in value]]
+    if isinstance(value, dict):  # another mapping's own iteration need not be over its keys
+        held = [list(dict.keys(value)), list(dict.values(value))]
     elif isinstance(value, (list, tuple)):
         held = [list(value)]
     elif plain is not None:

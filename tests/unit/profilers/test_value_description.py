@@ -8,7 +8,7 @@ import enum
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -36,6 +36,13 @@ class Mapped(dict[str, Any]):
 
 class Users(collections.UserDict[str, Any]):
     pass
+
+
+class Rows(collections.UserDict[str, Any]):
+    """Iterates over its rows, as a TensorDict does, and not over its keys."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(*self.data.values(), strict=True))
 
 
 class Slotted:
@@ -94,6 +101,7 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "attribute of a dict": (with_attribute(Mapped(), ONE), with_attribute(Mapped(), TWO)),
     "entries of a dict": (Mapped(a=1), Mapped(a=2)),
     "entries of a mapping": (Users(a=1), Users(a=2)),
+    "entries of a mapping of columns": (Rows(a=ONE), Rows(a=TWO)),
     "order of a dict": ({"a": 1, "b": 1}, {"b": 1, "a": 1}),
     "slots": (Slotted(ONE, ONE), Slotted(TWO, ONE)),
     "hidden slots": (Slotted(ONE, ONE), Slotted(ONE, TWO)),
