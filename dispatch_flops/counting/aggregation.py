@@ -155,13 +155,19 @@ class RecordedCalls:
         )
 
     def computing_modules(self) -> set[str]:
-        """Return the fqns whose forward, first or again, ran an operator that is not free."""
-        phases = ("forward", "recompute")
-        summed = {key.fqn for key in self._sums if key.phase in phases and key.kind != "free"}
-        return summed | {
-            found.fqn
+        """Return the fqns whose forward, first or again, ran an operator that is not free.
+
+        A hook may call a module in a backward pass, whose operators are of that phase then.
+        """
+        called = {(found.fqn, found.phase) for found in self._calls if found.entered}
+        ran = {(key.fqn, key.phase) for key in self._sums if key.kind != "free"}
+        ran |= {
+            (found.fqn, found.phase)
             for found in self._calls
-            if found.phase in phases and any(call.kind != "free" for call in found.counts)
+            if any(call.kind != "free" for call in found.counts)
+        }
+        return {
+            fqn for fqn, phase in ran if phase in ("forward", "recompute") or (fqn, phase) in called
         }
 
     def module_calls(self) -> dict[str, int]:

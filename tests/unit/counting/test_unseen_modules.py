@@ -103,6 +103,23 @@ def test_module_of_a_raw_kernel_with_a_formula_is_not_named() -> None:
     assert profile.node("1").total().flops == 2 * 3
 
 
+def test_module_that_a_hook_calls_in_backward_with_other_weights_is_not_named() -> None:
+    model = nn.ModuleList([nn.Linear(3, 5), nn.Linear(5, 7)])
+    weights = {"weight": torch.ones(7, 5), "bias": torch.ones(7)}
+
+    def call_other(grad: Tensor) -> None:
+        torch.func.functional_call(model[1], weights, grad)
+
+    def step() -> None:
+        y = model[0](X)
+        y.register_hook(call_other)
+        y.sum().backward()
+
+    profile = profile_of(step, model=model)
+    assert profile.node("1").total("backward").macs == 2 * 5 * 7
+    assert profile.notes == ()
+
+
 class ReadByItsParent(nn.Module):
     """The parent takes the weights of its layers; attention does so with ``out_proj``."""
 
