@@ -118,9 +118,25 @@ class ProfileBuilder:
                 own[holder] = holder.facts.parameters
                 held_elsewhere = (named.canonical() for named in holder.held_elsewhere)
                 below.update((named, None) for named in held_elsewhere if named in held)
+        for module in self._stand_ins():
+            own[module] = ()
         if not self._names.has_single_root:
             held[""] = {holders[root.fqn]: None for root in self._names.roots}
         return count_held(held, own, self._used_params)
+
+    def _stand_ins(self) -> Iterator[ModuleName]:
+        """Yield the modules whose parameters only stand for others, as for ``functional_call``.
+
+        Such a module is called by one that does not hold it, and none of its parameters, or of
+        those below it, takes part.
+        """
+        for fqn, named in list(self._names.by_fqn.items()):
+            if named.parent is not None and not named.holders and named.same_as is None:
+                below = [self._names.by_fqn[one] for one in self._order(fqn)]
+                modules = [module for module in below if module.same_as is None]
+                keys = {one.key for module in modules for one in module.facts.parameters}
+                if keys.isdisjoint(self._used_params):
+                    yield from modules
 
     def ran_elsewhere(self) -> tuple[str, ...]:
         """Return the fqns that were not called, of modules that took part under another fqn.

@@ -56,6 +56,43 @@ def test_functional_call_with_other_tensors_uses_no_parameters(model: nn.Module)
     assert profile.root.active_params == 0
 
 
+class Caller(nn.Module):
+    """Calls a function of layers that it holds and of a copy, which it does not hold."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.layers = plain(3, 5, 7)
+        self._call, self._unheld = call, [plain(3, 5, 7)]
+
+    def forward(self, x: Tensor) -> Any:
+        return self._call(self.layers, self._unheld[0], x)
+
+
+def call_with_parameters_of(layers: nn.Module, unheld: nn.Module, x: Tensor) -> Any:
+    return functional_call(unheld, dict(layers.named_parameters()), (x,))
+
+
+def test_parameters_for_which_a_functional_call_takes_others_are_not_the_models() -> None:
+    model = Caller(call_with_parameters_of)
+    profile = profile_of(model, rows(2, 3), model=model)
+    assert work_of(profile) == {
+        "<Sequential>.0": {"forward": 2 * FIRST},
+        "<Sequential>.1": {"forward": 2 * SECOND},
+    }
+    assert profile.total_params == profile.root.active_params == FIRST + SECOND
+    assert profile.node("<Sequential>").total_params == 0
+
+
+def test_parameters_of_a_module_that_its_caller_does_not_hold_count_if_some_take_part() -> None:
+    model = Caller(lambda layers, unheld, x: (layers(x), functional_call(unheld, {}, x)))
+    assert profile_of(model, rows(2, 3), model=model).total_params == 2 * (FIRST + SECOND)
+    only_weight = {"0.weight": torch.ones(5, 3)}
+    model = Caller(lambda layers, unheld, x: (layers(x), functional_call(unheld, only_weight, x)))
+    profile = profile_of(model, rows(2, 3), model=model)
+    assert profile.total_params == 2 * (FIRST + SECOND)
+    assert profile.root.active_params == FIRST + 2 * SECOND
+
+
 def test_vmap_counts_the_whole_batch(model: nn.Module) -> None:
     batched = vmap(lambda x: model(x))
     assert work(batched, torch.randn(4, 2, 3), model=model) == {
