@@ -447,19 +447,18 @@ class ModuleNames:
                 replaced = self.by_fqn.get(fqn)
                 at = self._add_tree(module, fqn, at, ((at, name),))
                 if replaced is not None and not replaced.is_shared:
-                    self._forget_names_of(replaced.module())
+                    self._forget_name(replaced)
         return at
 
-    def _forget_names_of(self, replaced: nn.Module | None) -> None:
-        """Let a module whose place another took, and those below it, be named by where they are.
+    def _forget_name(self, replaced: ModuleName) -> None:
+        """Let a module whose place another took be named by where it is now.
 
-        Modules that the other one holds are shared by now.
+        One that the other holds is shared, and has a name for each of its holders.
         """
-        for module in replaced.modules() if replaced is not None else ():
-            named = self._by_id.get(id(module))
-            if named is not None and named.module() is module and not named.is_shared:
-                del self._by_id[id(module)]
-        self._forget_remembered()
+        module = replaced.module()
+        if module is not None and self._by_id.get(id(module)) is replaced:
+            del self._by_id[id(module)]
+            self._forget_remembered()
 
     def _child_fqn(self, above: ModuleName, name: str) -> str:
         """Return the fqn of a child, with a number if a module of another parent has it."""

@@ -46,6 +46,10 @@ def test_tensors_in_ends_in_a_container_that_holds_itself() -> None:
     output: dict[str, object] = {"y": torch.tensor(0)}
     output["parts"] = [output, torch.tensor(1)]
     assert [int(t) for t in tensors_in(output)] == [0, 1]
+    first, second, third = [torch.tensor(0)], [torch.tensor(1)], [torch.tensor(2)]
+    for holder, held in ((first, second), (second, third), (third, first), (first, first)):
+        holder.append(held)  # type: ignore[arg-type]
+    assert [int(t) for t in tensors_in(first)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
