@@ -29,6 +29,7 @@ from dispatch_flops.counting.python_frames import (
     is_in_custom_function,
     is_mode_of_package,
     named_part_of_torch,
+    optimizer_in_step,
 )
 from dispatch_flops.counting.thread_state import (
     AFTER_BACKWARD,
@@ -37,7 +38,7 @@ from dispatch_flops.counting.thread_state import (
     ModulePhase,
     ThreadState,
 )
-from dispatch_flops.operators.tensors import storages_of
+from dispatch_flops.operators.tensors import storages_of, tensors_in
 from dispatch_flops.profile import OUTSIDE
 from dispatch_flops.profile.cost import Phase
 
@@ -93,6 +94,9 @@ class OperatorLocator:
             part = named_part_of_torch()
             if part is not None:
                 return thread.module_phase(*part)
+            optimizer = optimizer_in_step()
+            if optimizer is not None and not _computes_loss(args):
+                return thread.module_phase(f"{OUTSIDE}.{optimizer}", "optimizer")
             computes_loss = _is_grad_enabled() or is_in_custom_function()
             if not computes_loss or self._are_gradients(thread, args):
                 return thread.module_phase(AFTER_BACKWARD, "optimizer")
@@ -206,3 +210,8 @@ class OperatorLocator:
             fqn = self._checkpoints.caller_of(frame, fqn, task)
         caller = self._names.by_fqn.get(fqn)
         return [] if caller is None else [caller]
+
+
+def _computes_loss(args: Any) -> bool:
+    """Return True if the result requires a gradient, as in the closure of an optimizer's step."""
+    return _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(args))

@@ -118,19 +118,37 @@ def is_in_custom_function() -> bool:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "forward" and frame.f_code in _forwards_of_functions():
+        code = frame.f_code
+        if code.co_name == "forward" and code in _methods_below(torch.autograd.Function, "forward"):
             return True
         frame = frame.f_back
     return False
 
 
-def _forwards_of_functions() -> set[CodeType]:
-    classes: list[type] = [torch.autograd.Function]
+def optimizer_in_step() -> str | None:
+    """Return the name of the class of the optimizer whose step runs the operator; None without one.
+
+    For steps of which no hook tells: an optimizer that wraps another one, as those of Opacus do,
+    need not call ``Optimizer.__init__``, which adds the hooks.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "step":
+            cls = _methods_below(torch.optim.Optimizer, "step").get(frame.f_code)
+            if cls is not None:
+                return cls.__name__
+        frame = frame.f_back
+    return None
+
+
+def _methods_below(base: type, name: str) -> dict[CodeType, type]:
+    """Return ``{code: class}`` of the methods of that name, of ``base`` and the classes below."""
+    classes = [base]
     for cls in classes:  # grows in the loop
         classes += cls.__subclasses__()
-    forwards: list[Any] = [vars(cls).get("forward") for cls in classes]
-    inner = [inspect.unwrap(getattr(found, "__func__", found)) for found in forwards]
-    return {found.__code__ for found in inner if inspect.isfunction(found)}
+    methods: list[tuple[Any, type]] = [(vars(cls).get(name), cls) for cls in classes]
+    inner = [(inspect.unwrap(getattr(found, "__func__", found)), cls) for found, cls in methods]
+    return {found.__code__: cls for found, cls in inner if inspect.isfunction(found)}
 
 
 def first_ended(calls: Iterable[torch.nn.Module], entering: torch.nn.Module | None) -> int | None:

@@ -369,6 +369,49 @@ def test_moving_average_after_backward_is_named(model: nn.Module) -> None:
     assert phases(profile, AFTER_BACKWARD) == {"optimizer"}
 
 
+class Averaging(torch.optim.Optimizer):
+    """Averages gradients of samples for another optimizer; no hook tells of its steps."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            closure()
+        mean = torch.full((2,), 0.5) @ torch.ones(2, 11)
+        assert mean.shape == (11,)
+        self.optimizer.step()
+
+
+def test_step_that_no_hook_tells_of_is_optimizer_with_gradients_enabled(
+    model: nn.Module,
+) -> None:
+    optimizer = Averaging(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def call() -> None:
+        train(model, rows(2, 3))
+        optimizer.step()
+
+    profile = profile_of(call, model=model)
+    assert phases(profile, "<outside>.Averaging") == {"optimizer"}
+    assert profile.node("<outside>.Averaging").own().macs == 2 * 11
+    assert profile.node("<outside>.SGD").own().flops == 2 * N
+    assert profile.total("forward").macs == 2 * N
+
+
+def test_closure_of_a_step_that_no_hook_tells_of_computes_the_loss() -> None:
+    weight = torch.ones(3, 5, requires_grad=True)
+    optimizer = Averaging(torch.optim.SGD([weight], lr=0.1))
+
+    def twice() -> None:
+        for _ in range(2):
+            optimizer.step(lambda: (rows(2, 3) @ weight).sum().backward())
+
+    profile = profile_of(twice)
+    assert profile.total("forward").macs == profile.total("backward").macs == 2 * 2 * 3 * 5
+    assert profile.total("optimizer").macs == 2 * 2 * 11
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
