@@ -35,7 +35,7 @@ def unseen_modules(
     ]
     if not candidates:
         return ()
-    above = {prefix for fqn in computing() for prefix in _at_or_above(names.get(fqn))}
+    above = {prefix for fqn in computing() for prefix in at_or_above(names.get(fqn))}
     return tuple(fqn for fqn in candidates if fqn not in above)
 
 
@@ -50,7 +50,8 @@ def _is_untouched(named: ModuleName, used_params: Collection[int]) -> bool:
     return is_untouched
 
 
-def _at_or_above(named: ModuleName | None) -> Iterator[str]:
+def at_or_above(named: ModuleName | None) -> Iterator[str]:
+    """Yield the fqns of a module and of those above it."""
     while named is not None:
         yield named.fqn
         named = named.parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ from dispatch_flops import _torch
 from dispatch_flops.counting.aggregation import CallAggregator, RecordedCalls
 from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.eager_stance import eager_runs, take_eager_stance
+from dispatch_flops.counting.held_tensors import HeldTensors
+from dispatch_flops.counting.hookless_modules import call_is_own, hookless_modules
 from dispatch_flops.counting.known_layers import KnownLayers
 from dispatch_flops.counting.known_steps import KnownSteps
 from dispatch_flops.counting.launches import Launches
@@ -327,6 +329,7 @@ class Session:
             *(note_on_packed(self._names.packed()) if table.has_packed else ()),
             *([describe_unseen(self.unseen_modules)] if self.unseen_modules else ()),
             *self.uncounted_kernels,
+            *self._notes_on_hookless(calls, held, used_params),
             *self._mode.higher_order.notes,
             *self._mode.not_asked.notes(),
             *self._mode.communication.notes,
@@ -340,7 +343,26 @@ class Session:
         found = unseen_modules(
             names, observed.output_shapes, observed.used_params, calls.computing_modules
         )
-        return tuple(f"{fqn or 'the model'} ({names[fqn].facts.class_name})" for fqn in found)
+        return self._described(found)
+
+    def _described(self, fqns: Iterable[str]) -> tuple[str, ...]:
+        names = self._names.by_fqn
+        return tuple(f"{fqn or 'the model'} ({names[fqn].facts.class_name})" for fqn in fqns)
+
+    def _notes_on_hookless(
+        self, calls: RecordedCalls, held: HeldTensors, used_params: set[int]
+    ) -> Iterator[str]:
+        """Say whose operators are counted, but cannot be attributed to the module."""
+        if any(map(call_is_own, {*map(type, held.modules)})):
+            found = hookless_modules(self._names.by_fqn, calls.module_calls(), used_params)
+            if found:
+                from dispatch_flops.renderers.text import first_names  # takes tabulate along
+
+                yield (
+                    f"calls of {first_names(self._described(found))} ran no hooks, for __call__ of "
+                    "the class is not torch's: their operators belong to the modules that call "
+                    "them, or are outside"
+                )
 
     def find_uncounted_kernels(self, calls: RecordedCalls) -> tuple[str, ...]:
         """Return sentences on kernels that ran outside of operators; their work counts as 0."""
