@@ -7,8 +7,9 @@ is not the common one (TensorIteratorBase::compute_types, aten/src/ATen/TensorIt
 of CUDA cast single elements. They allocate where they reduce in several blocks, sort, or copy an
 argument with gaps. On other devices, what is noted here counts as 0.
 
-Of operators that torch does not ship, every call is reported: nothing is known of their kernels.
-So are higher-order operators, which run others, unless all of these are followed.
+Of operators that torch does not ship, and of its libraries for oneDNN and MKL, every call is
+reported: nothing is known of their kernels. So are higher-order operators, which run others, unless
+all of these are followed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from dispatch_flops.operators.workspaces import Condition, WorkspaceRule, always
 # others, whose results, such as gathered parameters, do not belong to a workspace.
 _OTHERS_OF_TORCH = frozenset(
     """
-    c10d fsdp symm_mem static_runtime _quantized onednn mkl mkldnn_prepacked profiler quantization
-    debugprims inductor_prims rngprims onnx streams bucketing debug_mode_ops _native
+    c10d fsdp symm_mem static_runtime profiler quantization debugprims inductor_prims rngprims onnx
+    streams bucketing debug_mode_ops _native
     """.split()
 )
 # Their handlers follow the functions that they call alone. They stack the results themselves.
@@ -97,7 +98,7 @@ def found_workspace_of(func: Any) -> WorkspaceRule | None:
 
 def is_to_be_found(func: Any, rule: WorkspaceRule | None, args: tuple[Any, ...]) -> bool:
     """Return True if the kernel of a new call may allocate what the operator's rule leaves out."""
-    if not isinstance(func, OpOverload) or func.namespace != "aten":
+    if not isinstance(func, OpOverload) or is_of_extension(func):
         return False
     return rule is None or (rule is _OF_MIXED_CALLS and not rule.may_be_unknown(args))
 

@@ -87,6 +87,30 @@ def test_cast_operand_is_a_workspace_of_the_product(signatures: str) -> None:
     assert memory.peak_bytes == BEFORE + ELEMENTS * 4 + ROWS * 4
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_softmax_of_quantised_numbers_holds_them_and_its_result_in_floats(signatures: str) -> None:
+    x = torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
+    memory = memory_of(lambda: torch.ops.quantized.softmax(x, 1, 0.1, 0))
+    assert memory.by_role()["workspace"] == 2 * ELEMENTS * 4
+    assert memory.peak_bytes == BEFORE + 2 * ELEMENTS + 2 * ELEMENTS * 4
+
+
+def test_onednns_product_of_bytes_takes_what_the_allocator_says(signatures: str) -> None:
+    onednn, weight = torch.ops.onednn, torch.ones(23, COLUMNS, dtype=torch.int8)
+    packed = onednn.qlinear_prepack(weight, [ROWS, COLUMNS])
+    x, zeros = X.to(torch.uint8), torch.zeros(23, dtype=torch.int32)
+    scales = bias = torch.ones(23)
+
+    def run() -> object:
+        post = (0.1, 0, torch.uint8, "none", [], "")
+        return onednn.qlinear_pointwise(x, 1.0, 0, packed, scales, zeros, bias, *post)
+
+    run()
+    truth = max(accumulate(allocations(run), initial=0))
+    held = x.nbytes + zeros.nbytes + scales.nbytes
+    assert memory_of(run).peak_bytes == BEFORE + held + truth
+
+
 def test_same_operator_casts_in_some_calls_alone(signatures: str) -> None:
     assert memory_of(lambda: X + DOUBLES).by_role()["workspace"] == ELEMENTS * 8
     assert "workspace" not in memory_of(lambda: X + X).by_role()

@@ -167,6 +167,8 @@ def test_layers_of_integers_take_what_the_allocator_says() -> None:
     assert_equals_the_allocators(lambda: torch.ops.quantized.linear_dynamic(x, packed), x)
     recurrent = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LSTM(5, 7)), {nn.LSTM})
     assert_equals_the_allocators(lambda: recurrent(x[:, None]), x)
+    cell = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LSTMCell(5, 7)), {nn.LSTMCell})
+    assert_equals_the_allocators(lambda: cell(x), x, cell[0].bias_ih, cell[0].bias_hh)
 
 
 OPERATOR = torch.ops.aten.exp.default
