@@ -422,6 +422,11 @@ class FlopMeter(MeteredRun):
             is_last = self._is_started and not step.is_stepping
             if is_last and self._hooks.is_held(optimizer):
                 self._end()
+        elif step is None and not self._totals.steps and self._hooks.is_held(optimizer):
+            self._warn_once(
+                "the model was not called before the optimizer's step, so that no step was found: "
+                "nothing is counted; pass the module that is called, or use step() blocks"
+            )
 
     # -- results --------------------------------------------------------------------------------
 

@@ -321,6 +321,18 @@ def test_options_of_an_optimizer_whose_closure_begins_the_step_are_of_its_signat
     assert not meter.is_estimate
 
 
+def test_started_meter_warns_where_no_call_of_the_model_is_seen(optimizer: Any, model: Net) -> None:
+    meter = FlopMeter(model, optimizer)
+    meter.start()
+    with pytest.warns(UserWarning, match="not called before the optimizer's step") as caught:
+        for _ in range(2):
+            model.forward(torch.ones(B, IN)).sum().backward()
+            optimizer.step()
+    meter.stop()
+    assert len(caught) == 1
+    assert (meter.run.steps, meter.total_flops) == (0, 0)
+
+
 def test_other_optimizers_are_not_kept_alive_after_stop(model: Net, optimizer: Any) -> None:
     meter = FlopMeter(model, optimizer, verify_every=0)
     other = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))])
