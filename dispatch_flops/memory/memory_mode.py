@@ -404,6 +404,9 @@ class MemoryMode(CountingMode):
             role: Role = "parameters" if isinstance(tensor, _Parameter) else "inputs"
             for storage, device in storages_of(tensor):
                 self._memory.meet(storage, device, role)
+            cls = tensor.__class__
+            if (cls is _Tensor or cls is _Parameter) and tensor.requires_grad and tensor.is_leaf:
+                self._memory.meet_gradient(tensor)
 
     def _allocated_all(self, operator: _Operator, arguments: Any, out: Any) -> ModulePeak:
         blocks, allocation = self._blocks, operator.allocation

@@ -390,6 +390,13 @@ class Memory:
             if peak is not None and found.now > peak.threshold:
                 peak.note(found.now, None, self.blocks.allocations)
 
+    def meet_gradient(self, leaf: torch.Tensor) -> None:
+        """Note the gradient of an earlier step that a leaf has, which no module may hold."""
+        with _torch.modes_disabled():
+            gradient = leaf.grad
+            if gradient is not None and not self._bytes_if_noted(gradient, "gradients"):
+                self._give_role(gradient, "gradients")
+
     def changed_phase(self, before: Phase, after: Phase) -> None:
         """Note that operators of another phase follow."""
         self.blocks.note_event()

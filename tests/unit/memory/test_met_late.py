@@ -72,6 +72,24 @@ def test_gradients_of_an_earlier_step_were_there_before(is_given: bool) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("cls", [torch.Tensor, nn.Parameter])
+def test_gradient_of_a_leaf_that_no_module_holds_was_there_before(cls: type[torch.Tensor]) -> None:
+    x = cls(torch.ones(100, 50)).requires_grad_()
+
+    def run() -> None:
+        x.exp().sum().backward()
+
+    run()
+    assert x.grad is not None
+    truth, size = peak_bytes(run, [x, x.grad]), 100 * 50 * F32
+    memory = memory_of(run)
+    assert memory.peak_bytes == truth
+    role = "parameters" if cls is nn.Parameter else "inputs"
+    assert memory.by_role("forward") == {
+        role: size, "gradients": size, "activations": size + 2 * F32,  # the sum, its gradient
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_without_modules_batches_count_from_then_on_after_the_first_backward(steps: int) -> None:
     weight = torch.ones(250, 3, requires_grad=True)
