@@ -125,6 +125,34 @@ def test_module_made_in_forward_is_named_below_its_caller() -> None:
     check_sums(profile)
 
 
+def test_module_that_is_back_after_another_took_its_place_has_its_parameters() -> None:
+    model = plain(3, 5, 7)
+
+    def replace_for_a_call() -> None:
+        first, model[0] = model[0], nn.Linear(3, 5, bias=False)
+        train(model, rows(2, 3))
+        model[0] = first
+
+    profile = profile_of(replace_for_a_call, model=model)
+    model[0] = nn.Identity()
+    assert work_of(profile)["0"]["forward"] == 2 * 3 * 5
+    assert (profile.node("0").own_params, profile.node("0").active_params) == (3 * 5, 0)
+    assert (profile.total_params, profile.root.active_params) == (3 * 5 + 5 * 7, 5 * 7)
+
+
+def test_parameters_of_a_module_that_is_back_below_its_wrapper_count_once() -> None:
+    model = plain(3, 5, 7)
+
+    def wrap_for_a_call() -> None:
+        first, model[0] = model[0], nn.Sequential(model[0])
+        train(model, rows(2, 3))
+        model[0] = first
+
+    profile = profile_of(wrap_for_a_call, model=model)
+    assert work_of(profile)["0.0"]["forward"] == 2 * 3 * 5
+    assert profile.total_params == profile.root.active_params == 3 * 5 + 5 * 7
+
+
 def test_several_models_are_named_by_class_and_number() -> None:
     generator, critic = plain(3, 5), plain(5, 7)
     with FlopCounterMode([generator, critic], display=False) as counter:
