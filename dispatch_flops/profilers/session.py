@@ -17,7 +17,7 @@ from dispatch_flops.counting.aggregation import CallAggregator, RecordedCalls
 from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.eager_stance import eager_runs, take_eager_stance
 from dispatch_flops.counting.held_tensors import HeldTensors
-from dispatch_flops.counting.hookless_modules import call_is_own, hookless_modules
+from dispatch_flops.counting.hookless_modules import hookless_modules, runs_no_hooks
 from dispatch_flops.counting.known_layers import KnownLayers
 from dispatch_flops.counting.known_steps import KnownSteps
 from dispatch_flops.counting.launches import Launches
@@ -353,7 +353,7 @@ class Session:
         self, calls: RecordedCalls, held: HeldTensors, used_params: set[int]
     ) -> Iterator[str]:
         """Say whose operators are counted, but cannot be attributed to the module."""
-        if any(map(call_is_own, {*map(type, held.modules)})):
+        if any(map(runs_no_hooks, {*map(type, held.modules)})):
             found = hookless_modules(self._names.by_fqn, calls.module_calls(), used_params)
             if found:
                 from dispatch_flops.renderers.text import first_names  # takes tabulate along
