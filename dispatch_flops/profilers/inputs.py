@@ -74,15 +74,19 @@ def make_inputs(
     model: nn.Module, shape: Sequence[int] | None, args: Sequence[Any], device: str | None
 ) -> list[Any]:
     """Return the positional inputs: ``args`` as given, or a tensor of ones of ``shape``."""
-    if isinstance(args, (torch.Tensor, str)) or not isinstance(args or (), Iterable):
+    args = () if args is None else args
+    if isinstance(args, (torch.Tensor, str)) or not isinstance(args, Iterable):
         raise TargetError(
             f"args is of type {type(args).__name__}; pass a list of the inputs, such as [x]"
         )
-    if isinstance(args, Mapping) and args:
-        raise TargetError(f"args is of type {type(args).__name__}; pass it as kwargs")
+    if isinstance(args, Mapping) and list(args.keys()):  # one of tensors has no truth value
+        raise TargetError(
+            f"args is of type {type(args).__name__}; pass it as kwargs, or in a list as one input"
+        )
+    given = list(args)
     if shape is None:
-        return list(args or ())
-    if args:
+        return given
+    if given:
         raise TargetError("input_shape and args are both given; pass only one of them")
     sizes = _sizes(shape)
     numeric = (p for p in model.parameters() if p.is_floating_point() or p.is_complex())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -84,9 +85,17 @@ def test_args_that_are_not_a_list_raise_target_error(args: Any) -> None:
         profile_model(Net(), args=args)
 
 
-def test_args_by_name_are_told_to_be_kwargs() -> None:
-    with pytest.raises(TargetError, match="args is of type dict; pass it as kwargs"):
-        profile_model(Net(), args={"x": torch.ones(2, 5)})  # type: ignore[arg-type]
+class Columns(UserDict[str, torch.Tensor]):
+    """Has no truth value, as a TensorDict has none."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("cls", [dict, Columns])
+def test_args_by_name_are_told_to_be_kwargs(cls: Any) -> None:
+    with pytest.raises(TargetError, match=f"args is of type {cls.__name__}; pass it as kwargs"):
+        profile_model(Net(), args=cls(x=torch.ones(2, 5)))
 
 
 def test_exported_program_is_told_how_to_become_a_module() -> None:
