@@ -52,6 +52,13 @@ def test_model_called_without_hooks_is_named(cls: type[nn.Linear]) -> None:
     assert note.startswith(f"calls of the model ({cls.__name__}) ran no hooks")
 
 
+def test_module_whose_hooks_the_program_runs_is_not_named() -> None:
+    model = Direct(3, 5, bias=False)
+    profile = profile_of(lambda: nn.Module.__call__(model, rows(2, 3)), model=model)
+    assert work_of(profile) == {"": {"forward": 2 * 3 * 5}}
+    assert profile.notes == ()
+
+
 @pytest.mark.parametrize(
     "model",
     [

@@ -399,6 +399,25 @@ def test_step_that_no_hook_tells_of_is_optimizer_with_gradients_enabled(
     assert profile.total("forward").macs == 2 * N
 
 
+class Decaying(Averaging):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(0.5)
+
+
+def test_step_that_no_hook_tells_of_has_its_name_without_gradients(model: nn.Module) -> None:
+    optimizer = Decaying(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def call() -> None:
+        train(model, rows(2, 3))
+        optimizer.step()
+
+    profile = profile_of(call, model=model)
+    assert profile.node("<outside>.Decaying").own("optimizer").flops == N
+
+
 def test_closure_of_a_step_that_no_hook_tells_of_computes_the_loss() -> None:
     weight = torch.ones(3, 5, requires_grad=True)
     optimizer = Averaging(torch.optim.SGD([weight], lr=0.1))

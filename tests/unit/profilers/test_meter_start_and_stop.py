@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -331,6 +332,18 @@ def test_started_meter_warns_where_no_call_of_the_model_is_seen(optimizer: Any, 
     meter.stop()
     assert len(caught) == 1
     assert (meter.run.steps, meter.total_flops) == (0, 0)
+
+
+def test_step_without_a_call_after_others_is_no_reason_to_warn(optimizer: Any, model: Net) -> None:
+    meter = FlopMeter(model, optimizer)
+    meter.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(torch.ones(B, IN)).sum().backward()
+        optimizer.step()
+        optimizer.step()
+    meter.stop()
+    assert meter.run.steps == 1
 
 
 def test_other_optimizers_are_not_kept_alive_after_stop(model: Net, optimizer: Any) -> None:
