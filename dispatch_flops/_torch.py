@@ -800,31 +800,35 @@ _fp32_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 is_cudnn_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
 
 
-def kernel_settings() -> tuple[Any, ...]:
-    """Return the settings by which kernels of convolutions and layers are chosen.
+def kernel_settings(*, on_cuda: bool) -> tuple[Any, ...] | None:
+    """Return the settings by which a device's kernels of convolutions and layers are chosen.
+
+    None if they do not tell: cuDNN tries its kernels when it meets a new signature.
 
     Public: ``torch.backends.mkldnn.flags``, ``torch.backends.cudnn.flags`` and ``fp32_precision``,
     which take longer to read.
     """
+    if not on_cuda:
+        return (
+            torch.get_num_threads(),
+            torch.is_grad_enabled(),
+            torch._C._get_mkldnn_enabled(),
+            torch._C._get_mkldnn_deterministic(),
+            torch._C._get_nnpack_enabled(),
+            torch._C._get_deterministic_algorithms(),
+            _fp32_precision("mkldnn", "conv"),
+            _fp32_precision("mkldnn", "rnn"),
+        )
+    if torch._C._get_cudnn_benchmark():
+        return None
     return (
-        torch.get_num_threads(),
         torch.is_grad_enabled(),
-        torch._C._get_mkldnn_enabled(),
-        torch._C._get_mkldnn_deterministic(),
-        torch._C._get_nnpack_enabled(),
         torch._C._get_deterministic_algorithms(),
         is_cudnn_enabled(),
         torch._C._get_cudnn_deterministic(),
-        _fp32_precision("mkldnn", "conv"),
-        _fp32_precision("mkldnn", "rnn"),
         _fp32_precision("cuda", "conv"),
         _fp32_precision("cuda", "rnn"),
     )
-
-
-# Whether cuDNN tries its kernels when it meets a new signature. Public:
-# ``torch.backends.cudnn.benchmark``, which takes longer to read.
-tries_kernels: Callable[[], bool] = torch._C._get_cudnn_benchmark
 
 
 # Whether ``torch.jit.trace`` is running, and how to suspend it. Public: none.

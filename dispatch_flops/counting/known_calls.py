@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -51,14 +51,14 @@ def _is_unlike(args: Any) -> bool:
 class KnownCall:
     """A call, and what later ones like it cost.
 
-    cost: a ``CallCost``, or what else is kept of calls. run: runs the operator for calls that are
+    cost: what it costs. run: runs the operator for calls that are
     like it, where no mode for ``__torch_function__`` is in force; None: only the operator does.
     is_like: compares the arguments of another call with its own. The first is a tensor that is not
     nested; those given by keyword come last. keywords: their names. params: positions of parameters
     among the arguments. then: what followed when it was last found by a search.
     """
 
-    cost: Any
+    cost: CallCost
     run: Callable[..., Any] | None = None
     is_like: Comparison = _is_unlike
     keywords: tuple[str, ...] = ()
@@ -92,6 +92,13 @@ class Pair(KnownCall):
     high: int
 
 
+class CallRunner(Protocol):
+    """What decides how calls run that are known by comparison."""
+
+    def prepare(self, known: KnownCall, numbers: NumberKeys) -> None:
+        """Set ``known.run``. numbers: those that calls like it have in common."""
+
+
 _NOTHING = CallCost("", "unknown")
 
 
@@ -102,10 +109,12 @@ class KnownCalls:
     latest: the last call that was found by comparison. Programs repeat themselves: what came after
         it before, ``latest.then``, is compared first.
     takes_tensors: what comes first in a call is a tensor, and no argument is a list of tensors.
+    runner: see ``run_by``; None: calls run the operator alone.
     """
 
     def __init__(self, func: Any = None, numbers: NumberKeys = BY_VALUE) -> None:
         self.by_signature: dict[Any, KnownCall] = {}
+        self.runner: CallRunner | None = None
         self.latest = KnownCall(cost=_NOTHING)
         self._func = func
         self._numbers = numbers
@@ -119,6 +128,14 @@ class KnownCalls:
     def clear(self) -> None:
         """Forget all calls."""
         self.by_signature.clear()
+        self._forget_comparisons()
+
+    def run_by(self, runner: CallRunner) -> None:
+        """Have ``runner`` decide what runs the calls that are known by comparison."""
+        self.runner = runner
+        self._forget_comparisons()
+
+    def _forget_comparisons(self) -> None:
         self.latest = KnownCall(cost=_NOTHING)
         self._by_kind.clear()
         self._attempts.clear()
@@ -192,7 +209,10 @@ class KnownCalls:
             if repeats:
                 is_like = _with_repeats(is_like, repeats)
             known.is_like, known.params, known.keywords = is_like, params, keywords
-            known.to_be_run(self._func)
+            if self.runner is None:
+                known.to_be_run(self._func)
+            else:
+                self.runner.prepare(known, self._numbers)
             self._by_kind.setdefault(kind, []).append(known)
 
     def _comparison_of_values(self, args: Any) -> Comparison:

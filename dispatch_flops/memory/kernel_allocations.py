@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
-from dispatch_flops.counting.known_calls import KnownCall, KnownCalls
-from dispatch_flops.operators.interrupts import is_of_signal_handler
+from dispatch_flops.counting.known_calls import KnownCall
+from dispatch_flops.operators.costing import CallCost
+from dispatch_flops.operators.numbers import NUMBERS, NumberKeys
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.operators.workspaces import WorkspaceRule
 
@@ -22,108 +23,142 @@ _NUMBERS = frozenset((bool, int, float, str, type(None)))
 _LIMIT = 8192  # workspaces of an operator that are kept before all are dropped
 
 
-class KernelAllocations(threading.local):
-    """Workspace of the kernel that a thread ran last.
+class LastKernel(threading.local):
+    """The kernel that a thread ran last, of those whose workspace the allocator is asked for.
 
-    workspace: the most bytes that were allocated at once while the kernel ran, over what was
-    allocated when it returned; None where the allocator was not asked.
-    number: of workspaces that the thread's kernels had so far; latest: the last of these, with
-    which the peak was compared.
+    workspace: the most bytes that were allocated at once while it ran, over what was allocated when
+    it returned; None where no allocator can be asked, and where it was taken.
     """
 
     workspace: int | None = None
-    number = 0
-    latest: int | None = None
-
-    def reported(self, func: Any, call: Callable[..., Any], rule: WorkspaceRule) -> Any:
-        """Return ``call``, which notes the workspace of each call that the rule may not know.
-
-        func: the operator that ``call`` runs. The allocators are asked where all tensors are on the
-        CPU or on one CUDA device. They report to one profiler of a thread. A profiler of the
-        program goes first.
-        """
-        may_be_unknown = rule.may_be_unknown
-        of_settings = _known.setdefault((id(func), rule), {})  # torch keeps its operators
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not (is_on_cuda(args) or may_be_unknown(args)):
-                return call(*args, **kwargs)
-            calls = signature = None
-            if rule.is_steady and not kwargs:
-                settings = _torch.tries_kernels(), _torch.kernel_settings()
-                calls = of_settings.get(settings)
-                if calls is None:
-                    calls = of_settings.setdefault(settings, _KnownWorkspaces(func))
-                known = calls.workspace(args)
-                if known is not None:
-                    out = call(*args)
-                    self.workspace = known if _reporting_device(out) else None
-                    return out
-                signature = _signature(args)
-            self.workspace = None
-            before = None if _torch.is_profiling() else _reporting_device((args, kwargs))
-            if before is None:
-                return call(*args, **kwargs)
-            released = _torch.released_on_cuda(before) if before.type == "cuda" else None
-            on_cpu, on_cuda = [0], [0]
-            try:
-                _torch.start_reporting_allocations()
-                out = call(*args, **kwargs)
-            finally:
-                on_cpu, on_cuda = _torch.stop_reporting_allocations()
-            after = _reporting_device((args, kwargs, out))
-            if after is not None:
-                self.workspace = _most_over_the_last(on_cuda if after.type == "cuda" else on_cpu)
-                if released is not None:  # blocks are larger than what was asked for
-                    released = _torch.released_on_cuda(before) - released
-                    self.workspace = min(self.workspace, released or self.workspace)
-                if calls is not None and signature is not None:
-                    calls.remember(signature, self.workspace)
-            return out
-
-        return run
-
-    def note(self, size: int | None) -> None:
-        """Note that the kernel had a workspace of so many bytes; None if that is not known."""
-        self.number += 1
-        self.latest = size
 
     def take(self) -> int | None:
-        """Return the workspace, and forget it."""
+        """Return the workspace, and forget it: it is not that of an operator around this one."""
         found, self.workspace = self.workspace, None
         return found
 
 
-class _KnownWorkspaces(KnownCalls):
-    """Workspaces of the calls of one operator under the same settings."""
+last_kernel = LastKernel()
 
-    def workspace(self, args: Any) -> int | None:
-        """Return the workspace of an earlier call that this one is like; None if it is new."""
+
+class ComparedWorkspaces(threading.local):
+    """Workspaces of a thread with which the peak was compared.
+
+    number: how many so far; latest: the last of these.
+    """
+
+    number = 0
+    latest: int | None = None
+
+    def note(self, size: int | None) -> None:
+        """Note that a kernel had a workspace of so many bytes; None if that is not known."""
+        self.number += 1
+        self.latest = size
+
+
+class ReportedOperator:
+    """Runs an operator, and asks the allocator for the workspaces that its rule may not know.
+
+    The allocators are asked where all tensors are on the CPU or on one CUDA device. They report to
+    one profiler of a thread. A profiler of the program goes first.
+
+    func: the operator. call: runs it. rule: of its workspace.
+    """
+
+    def __init__(self, func: Any, call: Callable[..., Any], rule: WorkspaceRule) -> None:
+        self._func = func
+        self._call = call
+        self.rule = rule
+        self._of_settings = _known.setdefault((id(func), rule), {})  # torch keeps its operators
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a call, and let ``last_kernel`` know what an earlier one or the allocator says."""
+        if not self._may_be_reported(args):
+            return self._call(*args, **kwargs)
+        settings = _torch.kernel_settings(on_cuda=is_on_cuda(args))
+        signature = None if kwargs or settings is None else _signature(args)
+        if signature is None or not self.rule.is_steady:
+            return self._run_asking(args, kwargs)
+        known = self._of_settings.setdefault(settings, {})
+        if signature in known:
+            out = self._call(*args)
+            last_kernel.workspace = known[signature]
+            return out
+        out = self._run_asking(args, kwargs)
+        if last_kernel.workspace is not None:
+            if len(known) >= _LIMIT:
+                known.clear()
+            known[signature] = last_kernel.workspace
+        return out
+
+    def _may_be_reported(self, args: Any) -> bool:
+        return is_on_cuda(args) or self.rule.may_be_unknown(args)
+
+    def _run_asking(self, args: Any, kwargs: Any) -> Any:
+        """Run a call while the allocators report."""
+        last_kernel.workspace = None
+        before = None if _torch.is_profiling() else _reporting_device((args, kwargs))
+        if before is None:
+            return self._call(*args, **kwargs)
+        released = _torch.released_on_cuda(before) if before.type == "cuda" else None
+        on_cpu, on_cuda = [0], [0]
         try:
-            found: int = self.find(args, None, set()).cost
-        except (AttributeError, KeyError, TypeError, RuntimeError) as error:
-            if is_of_signal_handler(error):
-                raise
-            return None
-        return found
+            _torch.start_reporting_allocations()
+            out = self._call(*args, **kwargs)
+        finally:
+            on_cpu, on_cuda = _torch.stop_reporting_allocations()
+        after = _reporting_device((args, kwargs, out))
+        if after is not None:
+            size = _most_over_the_last(on_cuda if after.type == "cuda" else on_cpu)
+            if released is not None:  # blocks are larger than what was asked for
+                released = _torch.released_on_cuda(before) - released
+                size = min(size, released or size)
+            last_kernel.workspace = size
+        return out
 
-    def signature(self, args: Any, kwargs: Any, used_params: set[int]) -> Any:
-        """Return what the kernel may allocate by; raises TypeError if that is not known."""
-        signature = _signature(args)
-        if signature is None:
-            raise TypeError
-        return signature
+    def prepare(self, known: KnownCall, numbers: NumberKeys) -> None:
+        """Let calls like ``known`` run in the least time, once it is known what they allocate.
 
-    def remember(self, signature: Any, workspace: int) -> None:
-        """Note the workspace of calls of that signature."""
-        if len(self.by_signature) >= _LIMIT:
-            self.clear()
-        self.by_signature[signature] = KnownCall(cost=workspace)
+        numbers: those that calls like it have in common. A workspace may depend on others.
+        """
+        is_free = NUMBERS - numbers.by_value
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not self._may_be_reported(args):
+                known.to_be_run(self._func)
+            elif kwargs or not self.rule.is_steady or not is_free.isdisjoint(map(type, args)):
+                known.run = self.run
+            else:
+                known.run = self._remembering(known.cost, on_cuda=is_on_cuda(args))
+            assert known.run is not None
+            return known.run(*args, **kwargs)
+
+        known.run = run
+
+    def _remembering(self, cost: CallCost, *, on_cuda: bool) -> Callable[..., Any]:
+        """Return what runs calls that are all alike, and remembers their workspace by settings."""
+        fastest = KnownCall(cost=cost)
+        fastest.to_be_run(self._func)
+        sizes: dict[Any, int] = {}
+
+        def run(*args: Any) -> Any:
+            settings = _torch.kernel_settings(on_cuda=on_cuda)
+            size = sizes.get(settings)
+            if size is None:
+                out = self.run(*args)
+                if settings is not None and last_kernel.workspace is not None:
+                    sizes[settings] = last_kernel.workspace
+                return out
+            out = fastest.run(*args)  # type: ignore[misc]
+            last_kernel.workspace = size
+            return out
+
+        return run
 
 
-# By operator and rule, then by settings. Of steady rules, and of all counters: a report takes
-# longer than most kernels.
-_known: dict[Any, dict[Any, _KnownWorkspaces]] = {}
+# By operator and rule, then by settings and signature. Of steady rules, and of all counters: a
+# report takes longer than most kernels.
+_known: dict[Any, dict[Any, dict[Any, int]]] = {}
 
 
 def _signature(args: Any) -> Any:
@@ -134,7 +169,7 @@ def _signature(args: Any) -> Any:
             for part in arg if arg.__class__ is list else (arg,):
                 cls = part.__class__
                 if cls is _Tensor or cls is _Parameter:
-                    if not part.is_cpu and (not part.is_cuda or _torch.tries_kernels()):
+                    if not (part.is_cpu or part.is_cuda):
                         return None
                     key += (part.shape, part.stride(), part.dtype, part.device)
                 elif cls in _NUMBERS:

@@ -25,7 +25,12 @@ from dispatch_flops.memory.found_workspaces import (
     is_to_be_found,
     note_workspace,
 )
-from dispatch_flops.memory.kernel_allocations import KernelAllocations, is_on_cuda
+from dispatch_flops.memory.kernel_allocations import (
+    ComparedWorkspaces,
+    ReportedOperator,
+    is_on_cuda,
+    last_kernel,
+)
 from dispatch_flops.memory.replaced_operators import may_replace, node_replacing
 from dispatch_flops.memory.reused_arguments import (
     ACCUMULATION,
@@ -97,12 +102,13 @@ class _LayerMemory:
     """The operator that made a layer's output, or changed its input, and nothing else.
 
     workspace: bytes. settings: by which its kernel was chosen; None if no kernel that may be chosen
-    has a workspace.
+    has a workspace. on_cuda: they are those of kernels on CUDA.
     """
 
     operator: _Operator
     workspace: int = 0
     settings: tuple[Any, ...] | None = None
+    on_cuda: bool = False
 
 
 class MemoryMode(CountingMode):
@@ -125,7 +131,7 @@ class MemoryMode(CountingMode):
         tracker.follow_memory(self)
         self._live = memory.blocks.live
         self._on_release = memory.blocks.on_release
-        self._kernel = KernelAllocations()
+        self._workspaces = ComparedWorkspaces()
         self._operators: dict[int, _Operator] = {}
         self._peak = ModulePeak(memory.device, _NOWHERE)  # of the last operator's module and device
         self._phase: Phase = "forward"
@@ -293,8 +299,12 @@ class MemoryMode(CountingMode):
         operator = self._operators.get(id(plan.func))
         if operator is None or not operator.is_reported:
             return plan
-        call = self._kernel.reported(plan.func, plan.call, operator.workspace)
-        return replace(plan, call=call, is_adapted=True)
+        reported = ReportedOperator(plan.func, plan.call, operator.workspace)
+        runner = plan.calls.runner
+        is_known = isinstance(runner, ReportedOperator) and runner.rule is reported.rule
+        if not (plan.is_adapted or is_known):
+            plan.calls.run_by(reported)
+        return replace(plan, call=reported.run)
 
     def run_and_record(self, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run and record a call that is not known, and find out whether its kernel allocates."""
@@ -305,11 +315,11 @@ class MemoryMode(CountingMode):
             or not is_to_be_found(func, operator.workspace, args)
         ):
             return super().run_and_record(plan, args, kwargs)
-        call = self._kernel.reported(func, plan.call, OF_EACH_CALL)
-        out = super().run_and_record(replace(plan, call=call), args, kwargs)
-        if note_workspace(func, args, self._kernel.workspace):
-            operator.workspace = found_workspace_of(func)
-        elif self._kernel.take() is None and _torch.is_profiling():
+        reported = ReportedOperator(func, plan.call, OF_EACH_CALL)
+        out = super().run_and_record(replace(plan, call=reported.run), args, kwargs)
+        if note_workspace(func, args, last_kernel.workspace):
+            operator.workspace, operator.is_reported = found_workspace_of(func), False
+        elif last_kernel.take() is None and _torch.is_profiling():
             plan.calls.clear()  # a later call is to be new: the profiler may be off by then
         return out
 
@@ -317,7 +327,7 @@ class MemoryMode(CountingMode):
 
     def before_layer(self) -> tuple[int, int]:
         """Return the number of allocations, and of this thread's workspaces, so far."""
-        return self._blocks.allocations, self._kernel.number
+        return self._blocks.allocations, self._workspaces.number
 
     def of_layer(self, before: tuple[int, int], costs: Costs, output: Any) -> _LayerMemory | None:
         """Return what one operator allocated; None if there was more than that, or it may vary."""
@@ -345,16 +355,16 @@ class MemoryMode(CountingMode):
         )
         if not (workspaces or is_chosen):
             return _LayerMemory(found[0])
-        size = self._kernel.latest if workspaces else 0
-        if size is None or not rule.is_steady or _torch.tries_kernels():
+        size = self._workspaces.latest if workspaces else 0
+        settings = _torch.kernel_settings(on_cuda=output.is_cuda)
+        if size is None or not rule.is_steady or settings is None:
             return None
-        return _LayerMemory(found[0], size, _torch.kernel_settings())
+        return _LayerMemory(found[0], size, settings, on_cuda=output.is_cuda)
 
     def can_repeat_layer(self, noted: _LayerMemory) -> bool:
         """Return True if the kernel has the workspace that it had."""
-        return noted.settings is None or (
-            noted.settings == _torch.kernel_settings() and not _torch.tries_kernels()
-        )
+        settings = noted.settings
+        return settings is None or settings == _torch.kernel_settings(on_cuda=noted.on_cuda)
 
     def repeat_layer(
         self,
@@ -384,7 +394,7 @@ class MemoryMode(CountingMode):
         (allocations, workspaces), now = before
         blocks = list(self._live.values())  # other threads may add some meanwhile
         is_left = any(block.born > allocations for block in blocks)
-        return None if is_left or self._kernel.number != workspaces else now
+        return None if is_left or self._workspaces.number != workspaces else now
 
     def repeat_step(self, noted: dict[torch.device, int], module_phase: ModulePhase) -> bool:
         """Begin a step that cannot reach a higher peak than the one that is noted did.
@@ -445,17 +455,21 @@ class MemoryMode(CountingMode):
                 size = None
         if size:
             size = self._blocks.rounded_up(size)
-            self._kernel.note(size)
+            self._workspaces.note(size)
+        if size is not None:
             return size
-        if size is None and not operator.is_reported:
+        last_kernel.workspace = None  # an earlier call's
+        if not operator.is_reported:
             operator.is_reported = True
             self._plans.pop(id(operator.func), None)  # to be adapted again
-        return size
+        return None
 
     def _workspace(self, operator: _Operator, args: Any, kwargs: Any, out: Any) -> int:
         """Return the bytes that the kernel allocated for itself while it ran."""
         rule = operator.workspace
-        size = reported = self._kernel.take()
+        size = reported = last_kernel.take()
+        if size == 0 and rule.is_steady:
+            return 0
         if rule.reads_result:
             try:
                 size = rule.after_call(operator.func, args, kwargs, out)
@@ -466,8 +480,7 @@ class MemoryMode(CountingMode):
                 size = None
             size = reported if size is None else size
         rounded = None if size is None else self._blocks.rounded_up(size)
-        if rounded != 0 or not rule.is_steady:
-            self._kernel.note(rounded)
+        self._workspaces.note(rounded)
         if rounded is None and not self._is_decomposed(operator):
             self._memory.unseen.add(str(operator.func))
         return rounded or 0

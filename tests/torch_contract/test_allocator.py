@@ -50,24 +50,37 @@ def test_block_that_was_reported_is_remembered_by_its_address() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
-def test_settings_of_kernels_change_with_what_the_program_sets() -> None:
-    before = _torch.kernel_settings()
-    with torch.backends.mkldnn.flags(enabled=False):
-        assert _torch.kernel_settings() != before
-    with torch.backends.mkldnn.flags(deterministic=True):
-        assert _torch.kernel_settings() != before
+def test_settings_of_kernels_on_cuda_change_with_what_the_program_sets() -> None:
+    before = _torch.kernel_settings(on_cuda=True)
+    for setting in ({"enabled": False}, {"deterministic": True}, {"benchmark": True}):
+        with torch.backends.cudnn.flags(**{"enabled": True, "allow_tf32": True, **setting}):
+            assert _torch.kernel_settings(on_cuda=True) != before
     with torch.no_grad():
-        assert _torch.kernel_settings() != before
+        assert _torch.kernel_settings(on_cuda=True) != before
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        assert _torch.kernel_settings(on_cuda=True) is None
+    assert _torch.kernel_settings(on_cuda=True) == before
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
+def test_settings_of_kernels_change_with_what_the_program_sets() -> None:
+    before = _torch.kernel_settings(on_cuda=False)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert _torch.kernel_settings(on_cuda=False) != before
+    with torch.backends.mkldnn.flags(deterministic=True):
+        assert _torch.kernel_settings(on_cuda=False) != before
+    with torch.no_grad():
+        assert _torch.kernel_settings(on_cuda=False) != before
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        assert _torch.kernel_settings() != before
+        assert _torch.kernel_settings(on_cuda=False) != before
     finally:
         torch.set_num_threads(threads)
     precision = torch.backends.mkldnn.conv.fp32_precision
     torch.backends.mkldnn.conv.fp32_precision = "bf16"
     try:
-        assert _torch.kernel_settings() != before
+        assert _torch.kernel_settings(on_cuda=False) != before
     finally:
         torch.backends.mkldnn.conv.fp32_precision = precision
-    assert _torch.kernel_settings() == before
+    assert _torch.kernel_settings(on_cuda=False) == before

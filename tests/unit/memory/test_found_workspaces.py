@@ -11,7 +11,7 @@ import torch
 
 from dispatch_flops import FlopCounterMode, _torch
 from dispatch_flops.counting.plans import SHARED_PLANS
-from dispatch_flops.memory import found_workspaces
+from dispatch_flops.memory import found_workspaces, kernel_allocations
 from dispatch_flops.profile import MemoryProfile
 from tests.helpers.allocator import allocations
 
@@ -224,6 +224,32 @@ def test_flex_attention_peaks_at_the_allocators_bytes() -> None:
     assert truth > 2 * 3 * 137 * 137 * 4
     assert memory.peak_bytes == BEFORE + q.nbytes + truth
     assert not memory.is_lower_bound
+
+
+def add(times: int, other: torch.Tensor) -> None:
+    for _ in range(times):
+        X + other
+
+
+def test_kernel_that_is_found_to_allocate_in_more_calls_is_reported_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FlopCounterMode(display=False, memory=True) as counter:
+        add(3, DOUBLES)
+        monkeypatch.setattr(kernel_allocations, "_most_over_the_last", lambda sizes: 100)
+        add(3, X)
+    memory = counter.profile.memory
+    assert memory is not None and memory.unseen == ()
+
+
+def test_rule_that_has_changed_applies_to_calls_of_earlier_counters() -> None:
+    def in_two_ways() -> None:
+        add(5, DOUBLES)  # until the calls are known by comparison
+        add(5, X)
+
+    memory_of(in_two_ways)
+    found_workspaces._found[torch.ops.aten.add.Tensor] = found_workspaces._OF_ALL_CALLS
+    assert memory_of(in_two_ways).unseen == ()
 
 
 def test_operator_that_stacks_results_of_a_function_is_unseen() -> None:

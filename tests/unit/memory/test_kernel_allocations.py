@@ -14,8 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from dispatch_flops import FlopCounterMode, _torch
+from dispatch_flops.counting.known_calls import KnownCall
+from dispatch_flops.counting.plans import SHARED_PLANS
 from dispatch_flops.memory import kernel_allocations
-from dispatch_flops.memory.kernel_allocations import KernelAllocations
+from dispatch_flops.memory.kernel_allocations import ReportedOperator, last_kernel
+from dispatch_flops.operators.costing import CallCost
+from dispatch_flops.operators.numbers import BY_TYPE, BY_VALUE, NumberKeys
 from dispatch_flops.operators.tensors import tensors_in
 from dispatch_flops.operators.workspaces import WorkspaceRule
 from dispatch_flops.profile import MemoryProfile
@@ -187,6 +191,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
     monkeypatch.setattr(_torch, "start_reporting_allocations", count)
     monkeypatch.setattr(kernel_allocations, "_known", {})
+    SHARED_PLANS.rules_changed()
     return started
 
 
@@ -208,6 +213,22 @@ def test_allocator_reports_each_call_whose_workspace_depends_on_values(
     for mask in (few, all_of_them, few):
         assert_equals_the_allocators(lambda mask=mask: SIGNAL.masked_select(mask), SIGNAL, mask)
     assert len(reports) == 3 * 2
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
+def test_settings_are_read_anew_for_a_call_that_is_known(reports: list[None]) -> None:
+    """A convolution in a loop is known by comparison from its third call on."""
+    layer, x = nn.Conv2d(16, 32, 3).requires_grad_(False), torch.randn(2, 16, 17, 19)
+    held = [x, *layer.parameters()]
+
+    def alternate() -> None:
+        for _ in range(5):
+            layer(x)
+            with torch.backends.mkldnn.flags(enabled=False):
+                layer(x)
+
+    assert_equals_the_allocators(alternate, held)
+    assert len(reports) == 2
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
@@ -237,13 +258,12 @@ def test_workspaces_that_are_remembered_are_bounded(
     layer = nn.Conv1d(2, 3, 1)
     for length in range(5, 5 + 7):
         memory_of(lambda length=length: layer(torch.ones(1, 2, length)))
-    found = [calls for one in kernel_allocations._known.values() for calls in one.values()]
-    (calls,) = (calls for calls in found if calls.by_signature)
-    assert len(calls.by_signature) == 7 - 2 * 3
+    found = [sizes for one in kernel_allocations._known.values() for sizes in one.values()]
+    (sizes,) = (sizes for sizes in found if sizes)
+    assert len(sizes) == 7 - 2 * 3
 
 
 def test_most_over_what_remains_is_the_workspace() -> None:
-    kernel = KernelAllocations()
     width = 101
 
     def call(x: torch.Tensor) -> torch.Tensor:
@@ -254,9 +274,31 @@ def test_most_over_what_remains_is_the_workspace() -> None:
         del second
         return result
 
-    kernel.reported(OPERATOR, call, REPORTED)(torch.ones(1))
-    assert kernel.take() == (3 + 2 - 1) * width * 4
-    assert kernel.take() is None
+    assert workspace_after(torch.ones(1), call) == (3 + 2 - 1) * width * 4
+
+
+@pytest.mark.parametrize(
+    ("is_steady", "numbers", "keywords"),
+    [
+        (True, BY_TYPE, ()),  # the number does not decide the cost
+        (True, BY_VALUE, ("rows",)),
+        (False, BY_VALUE, ()),
+    ],
+)
+def test_workspace_of_calls_that_cost_the_same_may_vary(
+    is_steady: bool, numbers: NumberKeys, keywords: tuple[str, ...]
+) -> None:
+    def call(x: torch.Tensor, rows: int) -> torch.Tensor:
+        torch.empty(rows, 101)
+        return x
+
+    known = KnownCall(cost=CallCost("op", "free"))
+    rule = WorkspaceRule(REPORTED.formula, is_steady=is_steady)
+    ReportedOperator(OPERATOR, call, rule).prepare(known, numbers)
+    for rows in (3, 5, 3, 7):
+        assert known.run is not None
+        known.run(torch.ones(1), *(() if keywords else (rows,)), **dict.fromkeys(keywords, rows))
+        assert last_kernel.take() == rows * 101 * 4
 
 
 @pytest.mark.parametrize(
@@ -280,10 +322,10 @@ def test_workspace_on_cuda_is_no_more_than_what_was_asked_for(
     assert workspace_after(torch.ones(3)) == expected
 
 
-def workspace_after(x: torch.Tensor) -> int | None:
-    kernel = KernelAllocations()
-    kernel.reported(OPERATOR, lambda x: x.exp(), REPORTED)(x)
-    return kernel.take()
+def workspace_after(x: torch.Tensor, call: Callable[..., Any] = torch.exp) -> int | None:
+    last_kernel.workspace = None
+    ReportedOperator(OPERATOR, call, REPORTED).run(x)
+    return last_kernel.workspace
 
 
 def test_workspace_is_not_known_where_nothing_is_computed_on_the_cpu() -> None:
@@ -297,10 +339,9 @@ def test_kernel_that_raises_ends_the_reports() -> None:
     def fail(x: torch.Tensor) -> None:
         raise KeyError("in the kernel")
 
-    kernel = KernelAllocations()
     with pytest.raises(KeyError):
-        kernel.reported(OPERATOR, fail, REPORTED)(torch.ones(3))
-    assert kernel.take() is None
+        workspace_after(torch.ones(3), fail)
+    assert last_kernel.workspace is None
     assert not _torch.is_profiling()
 
 
