@@ -183,10 +183,15 @@ def routing(steps: int) -> None:
             exact += counter.get_total_flops()
     print(f"mixture of experts, {steps} steps, {steps - meter.run.timed_steps} counted")
     rows = [
-        ("counter in every step", exact, False, ""),
-        ("meter", meter.total_flops, meter.is_estimate, f"{meter.total_flops / exact - 1:+.2%}"),
+        ("counter in every step", exact, "", ""),
+        (
+            "meter",
+            meter.total_flops,
+            f"{(meter.run.standard_error or 0) / exact:.2%}",
+            f"{meter.total_flops / exact - 1:+.2%}",
+        ),
     ]
-    print(tabulate(rows, ("", "FLOPs", "is_estimate", "off by"), "github", intfmt=","))
+    print(tabulate(rows, ("", "FLOPs", "standard error", "off by"), "github", intfmt=","))
     print(*{f"warning: {one.message}" for one in found}, sep="\n")
     print()
 

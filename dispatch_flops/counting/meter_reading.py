@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.counting.step_totals import StepTotals
 from dispatch_flops.profile import OpTotal, add_costs
 from dispatch_flops.profile.cost import COST_FIELDS, MODEL_PHASES, PHASES, OpCost, Phase, in_order
-from dispatch_flops.units import flops_per_s_text, fraction_text, ratio
+from dispatch_flops.units import flops_per_s_text, fraction_text, percent_text, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -28,6 +29,8 @@ class MeterReading(StepTotals):
     is_estimate: the MACs or FLOPs of a step depend on more than its signature, or a part of it ran
         only while it was not counted. Bytes, which data change a little in many models, are not
         compared.
+    standard_error: that of ``total_flops``, as far as the steps that were counted tell how much the
+        others differ; 0 where none is estimated, None where they do not tell.
     timed_steps: of the steps, those that ran without the counter. Rates and utilisations are of
         these alone, with their ``timed_operators``, ``timed_tokens`` and wall time ``seconds``.
     devices: number of ranks whose figures are summed.
@@ -41,6 +44,7 @@ class MeterReading(StepTotals):
     operators: tuple[OpTotal, ...] = ()
     uncounted: Mapping[str, int] = field(default_factory=dict)
     is_estimate: bool = False
+    standard_error: float | None = 0.0
     timed_steps: int = 0
     timed_operators: tuple[OpTotal, ...] = ()
     timed_tokens: int = 0
@@ -55,6 +59,8 @@ class MeterReading(StepTotals):
         """Return steps, FLOPs and what is known of rates and utilisation, in a line."""
         steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
         parts = [steps, f"{self._bound()}{self.total_flops} FLOPs"]
+        if self.standard_error:
+            parts[1] += f" ± {percent_text(self.standard_error, self.total_flops)}"
         if self.flops_per_s is not None:
             parts.append(flops_per_s_text(self.flops_per_s))
         known = {"MFU": self.mfu, "HFU": self.hfu}
@@ -116,6 +122,7 @@ def _sum_of_ranks(found: list[MeterReading]) -> MeterReading:
     uncounted: Counter[str] = Counter()
     for one in found:
         uncounted.update(one.uncounted)
+    errors = [one.standard_error for one in found if one.standard_error is not None]
     ran = [one for one in found if one.steps]
     timed_steps = 0
     if all(one.timed_steps for one in ran):
@@ -129,6 +136,7 @@ def _sum_of_ranks(found: list[MeterReading]) -> MeterReading:
         operators=tuple(op for one in found for op in one.operators),
         uncounted=dict(uncounted),
         is_estimate=any(one.is_estimate for one in found),
+        standard_error=math.hypot(*errors) if len(errors) == len(found) else None,
         timed_steps=timed_steps,
         timed_operators=tuple(op for one in timed for op in one.timed_operators),
         timed_tokens=sum(one.timed_tokens for one in timed),

@@ -6,7 +6,7 @@ import math
 import operator
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dispatch_flops.analysis.machines import Machine
@@ -38,6 +38,12 @@ class Part(Protocol):
     def total(self) -> Amounts:
         """Return the amounts of all runs."""
 
+    def variance(self, runs: int) -> float | None:
+        """Return that of the FLOPs of ``amounts`` about the true ones; None if it is not known."""
+
+    def total_variance(self) -> float | None:
+        """Return that of the FLOPs of ``total``."""
+
 
 @dataclass(slots=True, eq=False)
 class ExactPart:
@@ -60,9 +66,30 @@ class ExactPart:
         """Return the amounts of all runs."""
         return self.amounts(self.runs)
 
+    def variance(self, runs: int) -> float | None:
+        """Return 0: the amounts are known."""
+        return 0.0
+
+    def total_variance(self) -> float | None:
+        """Return 0: the amounts are known."""
+        return 0.0
+
 
 # One step: its parts, its wall time if the time counts, its samples and its tokens.
 StepRecord = tuple[tuple[Part, ...], float | None, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What parts amount to: in all runs, and in those whose time is known.
+
+    variance: that of the FLOPs about the true ones; None if it is not known.
+    """
+
+    amounts: Amounts = field(default_factory=Counter)
+    timed: Amounts = field(default_factory=Counter)
+    is_estimate: bool = False
+    variance: float | None = 0.0
 
 
 class MeterTotals:
@@ -76,10 +103,7 @@ class MeterTotals:
         self.recent: deque[StepRecord] = deque(maxlen=window)
         self.steps = self.samples = self.tokens = self.timed_steps = self.timed_tokens = 0
         self.seconds = 0.0
-        # Of the runs that this one resumes, and of parts that were forgotten.
-        self._earlier: Amounts = Counter()
-        self._earlier_timed: Amounts = Counter()
-        self._earlier_is_estimate = False
+        self._earlier = _Sums()  # of the runs that this one resumes, and of forgotten parts
 
     def add(
         self, parts: tuple[Part, ...], seconds: float | None, samples: int, tokens: int
@@ -102,7 +126,7 @@ class MeterTotals:
 
     def settle(self, parts: Iterable[Part]) -> None:
         """Add what the parts have cost for good: they are about to be forgotten."""
-        self._earlier, self._earlier_timed, self._earlier_is_estimate = self._sums(parts)
+        self._earlier = self._sums(parts)
 
     def _numbers(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _NUMBERS}
@@ -122,22 +146,27 @@ class MeterTotals:
         runs, timed_runs = (
             Counter(part for parts, *_ in records for part in parts) for records in (found, timed)
         )
-        is_estimate = any(part.is_estimate for part in runs)
-        return _reading(numbers, _sum(runs), _sum(timed_runs), machine, is_estimate=is_estimate)
+        sums = _Sums(
+            amounts=_sum(runs),
+            timed=_sum(timed_runs),
+            is_estimate=any(part.is_estimate for part in runs),
+            variance=_sum_if_known(part.variance(times) for part, times in runs.items()),
+        )
+        return _reading(numbers, sums, machine)
 
     def reading(self, parts: Iterable[Part], machine: Machine | None) -> MeterReading:
         """Return the reading of the whole run."""
-        amounts, timed, is_estimate = self._sums(parts)
-        return _reading(self._numbers(), amounts, timed, machine, is_estimate=is_estimate)
+        return _reading(self._numbers(), self._sums(parts), machine)
 
     def state_dict(self, parts: Iterable[Part]) -> dict[str, Any]:
         """Return the totals of the run as plain numbers, texts and lists."""
-        amounts, timed, is_estimate = self._sums(parts)
+        sums = self._sums(parts)
         return {
             **self._numbers(),
-            "amounts": [[*key, amount] for key, amount in amounts.items()],
-            "timed_amounts": [[*key, amount] for key, amount in timed.items()],
-            "is_estimate": is_estimate,
+            "amounts": [[*key, amount] for key, amount in sums.amounts.items()],
+            "timed_amounts": [[*key, amount] for key, amount in sums.timed.items()],
+            "is_estimate": sums.is_estimate,
+            "variance": sums.variance,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -147,24 +176,34 @@ class MeterTotals:
         """
         try:
             numbers: dict[str, Any] = {name: _count(state[name]) for name in _COUNTS}
-            numbers["seconds"] = _seconds(state["seconds"])
-            amounts, timed = _amounts(state["amounts"]), _amounts(state["timed_amounts"])
+            numbers["seconds"] = _not_negative(state["seconds"])
             is_estimate = bool(state["is_estimate"])
+            variance = state.get("variance", None if is_estimate else 0.0)
+            earlier = _Sums(
+                amounts=_amounts(state["amounts"]),
+                timed=_amounts(state["timed_amounts"]),
+                is_estimate=is_estimate,
+                variance=None if variance is None else _not_negative(variance),
+            )
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ConfigError(f"the state of a meter is damaged: {error!r}") from None
         vars(self).update(numbers)
-        self._earlier, self._earlier_timed = amounts, timed
-        self._earlier_is_estimate = is_estimate
+        self._earlier = earlier
         self.recent.clear()
 
-    def _sums(self, parts: Iterable[Part]) -> tuple[Amounts, Amounts, bool]:
+    def _sums(self, parts: Iterable[Part]) -> _Sums:
         ran = [part for part in parts if part.runs]
-        amounts, timed = self._earlier.copy(), self._earlier_timed.copy()
+        earlier = self._earlier
+        amounts, timed = earlier.amounts.copy(), earlier.timed.copy()
         for part in ran:
             amounts.update(part.total())
             timed.update(part.amounts(part.runs - part.untimed_runs))
-        is_estimate = self._earlier_is_estimate or any(part.is_estimate for part in ran)
-        return amounts, timed, is_estimate
+        return _Sums(
+            amounts=amounts,
+            timed=timed,
+            is_estimate=earlier.is_estimate or any(part.is_estimate for part in ran),
+            variance=_sum_if_known((earlier.variance, *(part.total_variance() for part in ran))),
+        )
 
 
 def _amounts(rows: Iterable[Any]) -> Amounts:
@@ -187,11 +226,21 @@ def _count(number: Any) -> int:
     return count
 
 
-def _seconds(number: Any) -> float:
-    seconds = float(number)
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"{number!r} are not seconds")
-    return seconds
+def _not_negative(number: Any) -> float:
+    found = float(number)
+    if not 0 <= found < math.inf:
+        raise ValueError(f"{number!r} is not a number of 0 or more")
+    return found
+
+
+def _sum_if_known(numbers: Iterable[float | None]) -> float | None:
+    """Return the sum; None if one of them is not known."""
+    total = 0.0
+    for number in numbers:
+        if number is None:
+            return None
+        total += number
+    return total
 
 
 def _sum(runs: Mapping[Part, int]) -> Amounts:
@@ -201,22 +250,18 @@ def _sum(runs: Mapping[Part, int]) -> Amounts:
     return total
 
 
-def _reading(
-    numbers: Mapping[str, Any],
-    amounts: Amounts,
-    timed: Amounts,
-    machine: Machine | None,
-    *,
-    is_estimate: bool,
-) -> MeterReading:
+def _reading(numbers: Mapping[str, Any], sums: _Sums, machine: Machine | None) -> MeterReading:
     return MeterReading(
         **numbers,
-        operators=as_operators(amounts),
-        timed_operators=as_operators(timed),
+        operators=as_operators(sums.amounts),
+        timed_operators=as_operators(sums.timed),
         uncounted={
-            op: calls for (_, op, _, name), calls in amounts.items() if name == UNCOUNTED and op
+            op: calls
+            for (_, op, _, name), calls in sums.amounts.items()
+            if name == UNCOUNTED and op
         },
-        is_estimate=is_estimate,
+        is_estimate=sums.is_estimate,
+        standard_error=None if sums.variance is None else math.sqrt(sums.variance),
         machine=machine,
     )
 

@@ -81,7 +81,8 @@ class FlopMeter(MeteredRun):
     this does not describe in full, such as a set, is counted every time. Data do not belong
     to it. Where they decide what runs, as in a mixture of experts, verification finds out and warns
     once. ``is_estimate`` is then True, steps at random are counted, one of ``verify_every // 10``,
-    and the others of a signature cost the mean of those. A first step that alone
+    and the others of a signature cost the mean of those; ``run.standard_error`` tells how far the
+    sum may be off. A first step that alone
     costs more, as one that fills a cache does, is known by ten later ones that cost the same.
 
     What follows a call may depend on earlier calls of the step. It is counted after each other

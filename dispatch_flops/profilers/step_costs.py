@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Final, TypeGuard
 
 from dispatch_flops.counting.amounts import UNCOUNTED, Amounts, flops_of, has_backward
@@ -68,7 +69,8 @@ class Segment:
 
     runs: how often it ran; untimed_runs: of these, the ones in steps whose time is not known.
     counted: amounts of the runs that were counted, of which there are ``counted_runs``.
-    sample: amounts of those of them that tell the cost of the others, ``sample_runs``.
+    sample: amounts of those of them that tell the cost of the others, ``sample_runs``; squares: the
+        sum of the squares of their FLOPs.
     varies: two runs of the sample had different costs. is_random: the sample are those after that.
     is_of_first: the sample is the first run alone. is_without_first: it has left the sample.
     last_unknown: the last step that ran it while its cost was not known; 0 if none.
@@ -82,6 +84,7 @@ class Segment:
     counted_runs: int = 0
     sample: Amounts = field(default_factory=Counter)
     sample_runs: int = 0
+    squares: int = 0
     varies: bool = False
     is_random: bool = False
     is_of_first: bool = False
@@ -107,9 +110,10 @@ class Segment:
         self.counted_runs += 1
         self.sample.update(amounts)
         self.sample_runs += 1
+        self.squares += flops_of(amounts) ** 2
 
     def _begin_sample(self) -> None:
-        self.sample, self.sample_runs = Counter(), 0
+        self.sample, self.sample_runs, self.squares = Counter(), 0, 0
 
     def add_runs_of(self, other: Segment) -> None:
         """Add the runs of another segment, which costs the same."""
@@ -123,6 +127,7 @@ class Segment:
         self.counted_runs += other.counted_runs
         self.sample.update(other.sample)
         self.sample_runs += other.sample_runs
+        self.squares += other.squares
 
     def costs(self, amounts: Amounts, runs: int) -> bool:
         """Return True if so many runs of these amounts cost as much for each run as the sample."""
@@ -163,6 +168,25 @@ class Segment:
             return Counter()
         total, number = (self.sample, self.sample_runs) if self.sample_runs else self._inferred()
         return Counter({key: amount * runs // number for key, amount in total.items()})
+
+    def total_variance(self) -> float | None:
+        """Return the variance of the FLOPs of all runs about the true ones; see ``variance``."""
+        return self.variance(self.runs - self.counted_runs)
+
+    def variance(self, runs: int) -> float | None:
+        """Return the variance of the FLOPs of so many runs that were not counted.
+
+        They differ from their mean, and the mean of the sample, of n runs, differs from that: of
+        ``runs`` runs of variance v it is v * runs * (1 + runs / n). None if the sample does not
+        tell v.
+        """
+        if not (runs and self.is_estimate):
+            return 0.0
+        number = self.sample_runs
+        if not self.varies or number < 2:
+            return None
+        deviations = self.squares - Fraction(flops_of(self.sample) ** 2, number)
+        return float(deviations / (number - 1) * runs * (1 + Fraction(runs, number)))
 
     @property
     def is_inferred(self) -> bool:

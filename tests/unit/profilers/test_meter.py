@@ -624,6 +624,21 @@ def test_meter_shows_its_totals(model: Net, optimizer: Any) -> None:
     assert repr(MeterReading(is_estimate=True)) == "<MeterReading: 0 steps, about 0 FLOPs>"
 
 
+def test_state_of_an_estimate_has_its_variance(meter: FlopMeter) -> None:
+    saved = {**meter.state_dict(), "is_estimate": True}
+    for variance, error in ((9.0, 3.0), (None, None)):
+        meter.load_state_dict({**saved, "variance": variance})
+        assert meter.run.standard_error == error
+        assert meter.state_dict()["variance"] == variance
+    del saved["variance"]  # as earlier versions saved it
+    meter.load_state_dict(saved)
+    assert meter.run.standard_error is None
+    meter.load_state_dict({**saved, "is_estimate": False})
+    assert meter.run.standard_error == 0
+    with pytest.raises(ConfigError, match="damaged"):
+        meter.load_state_dict({**saved, "variance": -1.0})
+
+
 def test_meter_without_steps_has_no_rates(meter: FlopMeter) -> None:
     assert meter.total_flops == 0
     for reading in (meter.run, meter.window, meter.last_step):

@@ -11,6 +11,7 @@ import torch
 from torch import distributed, nn
 
 from dispatch_flops import FlopMeter, Machine
+from dispatch_flops.counting import meter_reading
 from dispatch_flops.counting.meter_reading import MeterReading
 from tests.helpers.clocks import Ticks
 from tests.helpers.ranks import run_on_ranks
@@ -80,3 +81,11 @@ def test_reading_over_ranks_sums_uneven_ranks(tmp_path: Path) -> None:
             assert later.mfu == pytest.approx(forward(2) / 1e9)
         assert readings[-1].total_flops == 10 * forward(2) + forward(3) + forward(4)
         assert (readings[-1].timed_steps, readings[-1].seconds) == (5, 5.0)
+
+
+@pytest.mark.parametrize(("errors", "expected"), [((3.0, 4.0), 5.0), ((3.0, None), None)])
+def test_errors_of_ranks_are_independent(
+    errors: tuple[float | None, ...], expected: float | None
+) -> None:
+    readings = [MeterReading(is_estimate=True, standard_error=error) for error in errors]
+    assert meter_reading._sum_of_ranks(readings).standard_error == expected

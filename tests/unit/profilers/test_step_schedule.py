@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 import warnings
 from pathlib import Path
 from typing import Any
@@ -62,8 +64,14 @@ def test_routing_by_data_is_reported_once_and_sampled() -> None:
     costs = [2 * B * IN * (OUT if is_large else 1) + 1 for is_large in goes_to_large]
     sample = costs[first:]  # 10 times as often as every 10 steps
     counted = [costs[step - 1] for step in (1, *verified) if step <= first] + sample
-    mean_of_others = sum(sample) * (100 - len(counted)) // len(sample)
-    assert meter.total_flops == sum(counted) + mean_of_others
+    others = 100 - len(counted)
+    assert meter.total_flops == sum(counted) + sum(sample) * others // len(sample)
+    # The sum of the others differs from its expectation, and so does the mean of the sample.
+    deviation, error = statistics.stdev(sample), meter.run.standard_error
+    assert error == pytest.approx(deviation * math.sqrt(others + others**2 / len(sample)))
+    assert f" {meter.total_flops} FLOPs ± {100 * error / meter.total_flops:.2f}%" in repr(meter)
+    assert meter.window.standard_error == pytest.approx(error)
+    assert meter.last_step.standard_error == 0  # it was counted
 
 
 def test_run_whose_steps_are_all_counted_is_exact_where_the_cost_varies() -> None:
@@ -207,7 +215,10 @@ def test_estimate_is_not_biased_by_a_period(model: nn.Module) -> None:
                 if step % 10 == 0:
                     extra + extra
     assert meter.is_estimate
-    # The share of a sample of n has a standard deviation of sqrt(0.1 x 0.9 / n), 0.95 %.
+    # The share of a sample of n has a standard deviation of sqrt(0.1 x 0.9 / n), 0.95 %. That of as
+    # many others has, too, and half of the steps are others.
+    expected = 2000 * 100 * CALL * 0.0095 * math.sqrt(2) / 2
+    assert meter.run.standard_error == pytest.approx(expected, rel=0.1)
     assert abs(meter.total_flops / (2000 * CALL) - (1 + 0.1 * 100)) < 3 * 0.0095 * 100
 
 
