@@ -75,9 +75,11 @@ class ReportedOperator:
         """Run a call, and let ``last_kernel`` know what an earlier one or the allocator says."""
         if not self._may_be_reported(args):
             return self._call(*args, **kwargs)
+        if kwargs or not self.rule.is_steady:
+            return self._run_asking(args, kwargs)
         settings = _torch.kernel_settings(on_cuda=is_on_cuda(args))
-        signature = None if kwargs or settings is None else _signature(args)
-        if signature is None or not self.rule.is_steady:
+        signature = None if settings is None else _signature(args)
+        if signature is None:
             return self._run_asking(args, kwargs)
         known = self._of_settings.setdefault(settings, {})
         if signature in known:
