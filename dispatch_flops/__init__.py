@@ -108,15 +108,17 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    # Everything that an import creates is kept, so a collection would find nothing to release.
-    was_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _import(name)
-    finally:
-        if was_collecting:
-            gc.enable()
+if not TYPE_CHECKING:  # to type checkers, a name that is not listed above is misspelt
+
+    def __getattr__(name: str) -> Any:
+        # Everything that an import creates is kept, so a collection would find nothing to release.
+        was_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return _import(name)
+        finally:
+            if was_collecting:
+                gc.enable()
 
 
 def _import(name: str) -> Any:

@@ -24,14 +24,16 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: a saved cluster is read where torch is missing."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"dispatch_flops.{_HOME[name]}"), name)
-    found.__module__ = __name__
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # to type checkers, a name that is not listed above is misspelt
+
+    def __getattr__(name: str) -> Any:
+        """Import a name when it is first used: a saved cluster is read where torch is missing."""
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(f"dispatch_flops.{_HOME[name]}"), name)
+        found.__module__ = __name__
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -29,6 +31,17 @@ PUBLIC = """
 def test_public_names_are_these_alone() -> None:
     assert sorted(PUBLIC) == sorted(dispatch_flops.__all__)
     assert sorted(PUBLIC) == dir(dispatch_flops)
+
+
+@pytest.mark.parametrize("module", [dispatch_flops, distributed])
+def test_type_checkers_tell_a_misspelt_name(module: ModuleType) -> None:
+    """They would take any name for one that a ``__getattr__`` of the module finds."""
+    assert module.__file__ is not None
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    assert "__getattr__" in vars(module)
+    assert "__getattr__" not in {getattr(node, "name", "") for node in tree.body}
+    blocks = {ast.unparse(node.test) for node in tree.body if isinstance(node, ast.If)}
+    assert blocks == {"TYPE_CHECKING", "not TYPE_CHECKING"}
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name != "__version__"])
