@@ -217,6 +217,11 @@ def test_backend_names_no_failure_of_another_once_it_has_graphs() -> None:
     assert backend.step().total.macs == ONE
 
 
+def test_backend_without_a_graph_names_nothing_that_others_have_compiled() -> None:
+    torch.compile(Net(), backend="eager")(torch.ones(A, B))
+    assert counting_backend("aot_eager", strict=True).step().uncounted == {}
+
+
 def test_strict_backend_raises_where_code_is_left_eager() -> None:
     backend = counting_backend("aot_eager", strict=True)
     run(Disabled(), backend, A)
@@ -333,6 +338,18 @@ def test_traced_module_in_a_compiled_model_is_named(is_in_place: bool) -> None:
         run(model, backend, A)
     with pytest.warns(UncountedWarning, match="eager code"):
         assert backend.step().total.macs == 2 * ONE
+
+
+def test_layer_of_torch_in_a_sequential_with_a_forward_of_its_own_is_compiled_with_it() -> None:
+    class Skipping(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[0](x)
+
+    model = Skipping(nn.Linear(B, B), nn.Linear(B, C))
+    backend = counting_backend("aot_eager", model, strict=True)
+    model.compile(backend=backend)
+    model(torch.ones(A, B))
+    assert backend.step().total.macs == ONE
 
 
 @leaves_layers_eager

@@ -129,14 +129,52 @@ def test_time_that_comes_after_its_calls_is_theirs(aggregated: bool) -> None:
     assert (unknown.calls, unknown.cost, unknown.latency_s) == (1, None, 0.25)
 
 
+@pytest.mark.parametrize("aggregated", [False, True])
+def test_time_of_zero_is_measured(aggregated: bool) -> None:
+    found = recorded(calls("a", "forward", {MM: 1}, {MM: 0.0}), aggregated=aggregated)
+    assert [op.latency_s for op in found.op_totals({})["a"]] == [0.0]
+
+
+@pytest.mark.parametrize("aggregated", [False, True])
+def test_shares_of_two_threads_add_up_in_their_child(aggregated: bool) -> None:
+    """A share is part of a call of the module above: the child has its cost, and no call."""
+    parts = [calls("a", "forward", {SHARED: number}) for number in (2, 3)]
+    totals = recorded(*parts, aggregated=aggregated).op_totals({"a.linear": None})  # type: ignore[dict-item]
+    assert [(op.calls, op.cost) for op in totals["a.linear"]] == [
+        (0, OpCost(macs=5 * 7, flops=5 * 14))
+    ]
+
+
+@pytest.mark.parametrize("aggregated", [False, True])
+def test_uncounted_operators_are_in_order_of_their_names(aggregated: bool) -> None:
+    later = CallCost("mylib.a.default", "unknown")
+    found = recorded(calls("a", "forward", {UNKNOWN: 2, later: 3}), aggregated=aggregated)
+    assert list(found.uncounted_ops().items()) == [(later.op, 3), (UNKNOWN.op, 2)]
+
+
+@pytest.mark.parametrize("aggregated", [False, True])
+def test_modules_compute_by_operators_that_are_not_free(aggregated: bool) -> None:
+    view = CallCost("aten.view.default", "free", None, OpCost())
+    found = recorded(
+        calls("a", "forward", {MM: 1}),
+        calls("b", "forward", {view: 1}),
+        calls("c", "backward", {MM: 1}),
+        ModulePhase("d", "backward", defaultdict(int, {MM: 1}), entered=1),  # by a hook
+        aggregated=aggregated,
+    )
+    assert found.computing_modules() == {"a", "d"}
+
+
 def test_recorded_calls_do_not_change_with_later_calls() -> None:
-    found = calls("a", "forward", {MM: 2})
+    found = calls("a", "forward", {MM: 2}, {MM: 0.5})
     aggregator = CallAggregator()
-    aggregator.aggregate([calls("a", "forward", {MM: 1})])
+    aggregator.aggregate([calls("a", "forward", {MM: 1}, {MM: 0.25})])
     taken = aggregator.including([found])
     found.counts[MM] += 5
+    found.add_seconds(MM, 1.0)
     aggregator.aggregate([found])
     assert taken.total().macs == 3 * 3
+    assert [op.latency_s for op in taken.op_totals({})["a"]] == [0.75]
     assert aggregator.including([]).total().macs == 3 * 8
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from dispatch_flops.counting.module_names import ModuleNames
+from dispatch_flops.counting.module_tracker import Tracker
+from dispatch_flops.counting.thread_state import OpenCall, ThreadState
+from dispatch_flops.counting.undo import UndoStack
 from tests.helpers.attributing import plain, rows, train, work, work_of
 from tests.helpers.profiling import profile_of
 
@@ -159,3 +165,37 @@ def test_module_with_hooks_that_raise_does_not_stay_open() -> None:
         "1": {"forward": 2 * 5 * 7},
         "<outside>": {"forward": 2 * 3 * 11},
     }
+
+
+class Depths:
+    """Observer that notes how many calls are open when one begins."""
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def entering(self) -> None: ...
+
+    def enter(self, thread: ThreadState, stamp: Any) -> None:
+        self.found.append(sum(call.named is not None for call in thread.stack))
+
+    def leaving(self) -> None: ...
+
+    def leave(self, thread: ThreadState, call: OpenCall, stamp: Any) -> None: ...
+
+
+def test_call_has_ended_with_its_hooks_when_its_module_is_called_again() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(self.inner(x))
+
+    model, depths = Twice(), Depths()
+    model.inner.register_forward_hook(lambda module, args, out: None)
+    tracker = Tracker(ModuleNames([model]), [depths])
+    with UndoStack() as undo:
+        tracker.start(undo)
+        model(rows(2, 3))
+    assert depths.found == [1, 2, 2]

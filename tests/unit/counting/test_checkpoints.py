@@ -410,3 +410,17 @@ def test_backward_of_a_reentrant_checkpoint_with_saved_tensor_hooks_is_backward(
     assert work_of(profile_of(run, model=model)) == stack_work(
         {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW}
     )
+
+
+def test_saved_tensor_hooks_that_are_not_functions_are_no_checkpoint() -> None:
+    def keep(tensor: Tensor) -> Tensor:
+        return tensor
+
+    model = plain(3, 5)
+
+    def run() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(partial(keep), partial(keep)):
+            train(model, rows(2, 3))
+
+    product = 2 * 3 * 5
+    assert work(run, model=model) == {"0": {"forward": product, "backward": product}}

@@ -81,6 +81,13 @@ def test_each_kernel_is_named_once(launch: Launch) -> None:
     assert "the Triton kernels a, b ran" in note
 
 
+@pytest.mark.filterwarnings("ignore:the Triton kernel:UserWarning")
+@pytest.mark.parametrize("data", [None, {}, {"stream": 0}])
+def test_kernel_whose_metadata_has_no_name_is_noted(chain: HookChain, data: Any) -> None:
+    (note,) = notes(lambda: chain(SimpleNamespace(data=data)))
+    assert "the Triton kernel unnamed ran" in note
+
+
 def counted_as_operator(run: Callable[[torch.Tensor], torch.Tensor]) -> Profile:
     """Return the profile of a custom operator with a formula, whose kernel is ``run``."""
     with torch.library._scoped_library("launching", "FRAGMENT") as library:
