@@ -7,6 +7,7 @@ the eager counter on the same program, and a product of sizes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -66,6 +67,15 @@ def test_contraction_that_inductor_takes_apart_counts_as_it_was(
     for phase in ("forward", "backward"):
         assert profile.total(phase).macs == eager.total(phase).macs
         assert profile.total(phase).flops == eager.total(phase).flops
+
+
+def test_scaling_of_a_contraction_that_is_taken_apart_is_not_one() -> None:
+    """Inductor multiplies the sum of a product by ``alpha``, and the bias by ``beta``."""
+    backend = counting_backend("inductor", strict=True)
+    compiled = torch.compile(partial(torch.addmm, alpha=2, beta=3), backend=backend)
+    with torch.no_grad():
+        compiled(ones(1, C), ones(1, B), ones(B, C))
+    assert backend.total().macs == B * C
 
 
 def test_contraction_taken_apart_counts_as_it_was_under_compiled_autograd() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     checkpoint_wrapper,
 )
+from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, set_checkpoint_early_stop
 
 from tests.helpers.attributing import Work, plain, rows, train, work, work_of
@@ -97,8 +99,19 @@ def test_recomputation_without_gradients_amid_a_node_is_told_from_its_backward()
     }
 
 
-@REENTRANT
-def test_operators_of_a_checkpointed_function_belong_to_its_caller(reentrant: bool) -> None:
+# In a group, several backward passes share what is recomputed.
+GROUP = getattr(checkpointing, "GraphExecGroup", None)  # not in every torch
+CONTEXTS = [
+    pytest.param(True, nullcontext, id="reentrant"),
+    pytest.param(False, nullcontext, id="hooks"),
+    pytest.param(False, GROUP, id="group", marks=pytest.mark.skipif(GROUP is None, reason="none")),
+]
+
+
+@pytest.mark.parametrize(("reentrant", "context"), CONTEXTS)
+def test_operators_of_a_checkpointed_function_belong_to_its_caller(
+    reentrant: bool, context: Callable[[], AbstractContextManager[Any]]
+) -> None:
     """A product between two modules of the function belongs to the caller in every phase."""
 
     class Caller(nn.Module):
@@ -116,7 +129,12 @@ def test_operators_of_a_checkpointed_function_belong_to_its_caller(reentrant: bo
 
     model = nn.Sequential(nn.Linear(3, 5, bias=False), Caller())
     wide = 2 * 5 * 7
-    assert work(train, model, rows(2, 3), model=model) == {
+
+    def run() -> None:
+        with context():
+            train(model, rows(2, 3))
+
+    assert work(run, model=model) == {
         "0": {"forward": 2 * 3 * 5, "backward": 2 * 3 * 5},
         "1": {"forward": 2 * 2 * ROW, "recompute": 2 * 2 * ROW, "backward": 2 * 2 * 2 * ROW},
         "1.a": {"forward": 2 * ROW, "recompute": 2 * ROW, "backward": 2 * 2 * ROW},

@@ -218,6 +218,15 @@ def test_no_process_is_started_to_ask_for_the_platform(monkeypatch: pytest.Monke
     assert platform.system() in str(run_of(Attend(), torch.ones(3, 7)).platform)
 
 
+def test_model_that_is_gone_before_another_one_is_called_is_the_first() -> None:
+    with FlopCounterMode(display=False) as counter:
+        nn.Tanh()(torch.ones(2, 3))
+        with torch.autocast("cpu", torch.bfloat16):
+            nn.Sequential(nn.Linear(5, 7))(torch.ones(11, 5))
+    run = counter.profile.run
+    assert (run.inputs, run.autocast) == ((tensor_input("input", 2, 3),), None)
+
+
 def test_json_holds_the_shape_as_a_list_and_reads_back_equal() -> None:
     profile = profile_model(Attend(), input_shape=(3, 7))
     (found,) = json.loads(profile.to_json())["run"]["inputs"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import pytest
@@ -90,9 +90,14 @@ def test_norm_keeps_its_result_and_what_backward_needs_of_each_row(
     assert not memory.is_approximate
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize(("device", "target"), [("meta", "cpu"), ("cpu", "cuda"), ("cpu", "cpu")])
-def test_norm_is_taken_apart_elsewhere(device: str, target: str) -> None:
-    assert operators(profile_of(layer(device), device, target=target)) == PARTS
+def test_norm_is_taken_apart_elsewhere(
+    device: str, target: str, mode: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    with mode():
+        profile = profile_of(layer(device), device, target=target)
+    assert operators(profile) == PARTS
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])

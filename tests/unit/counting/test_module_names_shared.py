@@ -318,6 +318,19 @@ def test_part_that_is_called_through_a_module_outside_the_model_keeps_its_name()
     assert counter.profile.total().macs == 2 * 3 * 5 + 2 * 5 * 11
 
 
+def test_module_below_a_further_name_of_a_shared_one_keeps_its_name_outside_the_model() -> None:
+    shared = nn.Sequential(nn.Linear(3, 3, bias=False))
+    model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared))
+    with FlopCounterMode(model, display=False) as counter:
+        joined = nn.Linear(3, 5, bias=False)
+        shared.append(joined)
+        model[1](torch.ones(2, 3))
+        nn.Sequential(joined)(torch.ones(7, 3))
+    macs = {fqn: cost.macs for fqn, cost in counter.profile.by_module().items()}
+    assert macs["1.0.1"] == (2 + 7) * 3 * 5
+    assert macs[""] == 2 * 3 * 3 + (2 + 7) * 3 * 5
+
+
 def test_part_that_forward_wraps_anew_has_one_name_with_its_wrapper() -> None:
     class Wrapping(Integrated):
         def forward(self, x: Tensor) -> Tensor:

@@ -102,6 +102,20 @@ def test_work_before_the_next_forward_is_forward_work(model: nn.Module) -> None:
     assert profile.outside.own("forward").flops == 5 * (2 * 3 + (2 * 7 - 1) + 1)
 
 
+def test_gradients_that_are_read_after_the_step_are_read_outside(model: nn.Module) -> None:
+    """The optimizer's step ends what is done to gradients: a figure for the log is none of it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with FlopCounterMode(model, display=False) as counter:
+        model(rows(2, 3)).sum().backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad * 2.0
+    profile = counter.profile
+    assert profile.total("optimizer").flops == 2 * sum(PARAMETERS)
+    assert profile.outside.own("forward").flops == (2 * 7 - 1) + sum(PARAMETERS)
+
+
 def test_work_in_the_memory_of_a_gradient_that_is_gone_is_forward_work(model: nn.Module) -> None:
     with FlopCounterMode(model, display=False) as counter:
         model(rows(2, 3)).sum().backward()

@@ -219,6 +219,18 @@ def test_function_that_does_anything_else_is_not_taken(
     assert found is aten.add.Tensor._op
 
 
+def test_function_that_passes_a_keyword_on_with_another_value_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def doubled(a: Tensor, b: Tensor, *, alpha: float) -> Tensor:
+        return torch.add(a, b, alpha=2 * alpha)
+
+    monkeypatch.setattr(_torch, "functions_named_as", lambda func: [doubled])
+    out, found = run_and_find(aten.add.Tensor, (x, y), {"alpha": 3})
+    assert torch.equal(out, x + 3 * y)
+    assert found is aten.add.Tensor._op
+
+
 def test_lists_of_the_same_tensors_are_the_same() -> None:
     with OperatorNames() as mode:
         out, function = run_and_find(aten.cat.default, ([x, y], 1))
