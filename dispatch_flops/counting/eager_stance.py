@@ -143,7 +143,7 @@ class _WarningFilter:
         self._filters = []
 
     def _is_ours(self, entry: Any) -> bool:
-        return entry[1] is not None and getattr(entry[1], "pattern", None) == self._PATTERN
+        return getattr(entry[1], "pattern", None) == self._PATTERN
 
 
 class _Stance:

@@ -298,12 +298,9 @@ class ModuleNames:
         """Return what drops a module that is gone, for its id may be another module's later."""
         by_id, remembered_in = self._by_id, self.remembered_in
 
-        def forget(gone: weakref.ref[nn.Module]) -> None:
-            for names in remembered_in:
+        def forget(_: weakref.ref[nn.Module]) -> None:
+            for names in (by_id, *remembered_in):
                 names.pop(key, None)
-            named = by_id.get(key)
-            if named is not None and named.module is gone:
-                del by_id[key]
 
         return forget
 
@@ -347,8 +344,7 @@ class ModuleNames:
         The path may lead through any holder of each module.
         """
         top = above.module()
-        start = below.module()
-        if top is None or start is None or top is start:
+        if top is None or top is below.module():
             return None
         seen = {id(below)}
         queue: list[tuple[ModuleName, list[tuple[str, nn.Module]]]] = [(below, [])]
