@@ -563,3 +563,20 @@ def test_interrupt_of_a_registration_leaves_no_kernel_behind() -> None:
                 assert (torch._C._dispatch_dump(attention), _torch._own_kernels) == before
     assert step > 20  # two kernels of attention, of several lines each
     assert (torch._C._dispatch_dump(attention), _torch._own_kernels) == before
+
+
+def test_parts_that_a_checkpoint_recomputes_of_a_composite_are_counted() -> None:
+    """Recomputation ends amid the call, where backward has what it needs: before the last product.
+
+    The formula stands for whole calls.
+    """
+    sizes, stated = [(2, 3), (3, 5), (5, 7)], 10_007
+    matrices = [torch.ones(size, requires_grad=True) for size in sizes]
+    rule = {aten.linalg_multi_dot: lambda *_, **__: stated}
+    with FlopCounterMode(display=False, custom_mapping=rule) as counter:
+        out = checkpoint(lambda *t: torch.linalg.multi_dot(t), *matrices, use_reentrant=False)
+        out.backward(torch.ones(2, 7))
+    profile = counter.profile
+    assert profile.total("forward").flops == stated
+    assert profile.total("recompute").macs == 2 * 3 * 5
+    assert profile.total("backward").macs == 2 * (2 * 3 * 5) + 2 * (2 * 5 * 7)

@@ -515,3 +515,29 @@ def test_overlapping_counters_of_two_threads_keep_compiled_code(compiled: Any) -
     assert counter.get_total_macs() == ROWS * IN * IN
     layer(torch.ones(ROWS, IN))
     assert done == ["ran compiled"]
+
+
+class UndoneTwice(UndoStack):
+    """As after an interrupt between a step and the note that it was done."""
+
+    def add(self, undo: Callable[[], object]) -> None:
+        super().add(undo)
+        super().add(undo)
+
+
+def test_stance_that_is_undone_twice_is_that_of_the_program() -> None:
+    before, filters = eval_frame._stance, [*warnings.filters]
+    with UndoneTwice() as undo:
+        eager_stance.take_eager_stance(undo)
+        assert eval_frame._stance is not before
+    assert eval_frame._stance is before
+    assert [*warnings.filters] == filters
+
+
+def test_filter_of_warnings_is_removed_where_the_program_has_copied_the_filters() -> None:
+    before, counter = [*warnings.filters], FlopCounterMode(display=False)
+    counter.__enter__()
+    with warnings.catch_warnings():
+        counter.__exit__(None, None, None)
+        assert [*warnings.filters] == before
+    assert [*warnings.filters] == before

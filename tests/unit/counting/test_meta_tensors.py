@@ -93,12 +93,13 @@ class TestData:
         seen = []
 
         def branch(x: torch.Tensor) -> torch.Tensor:
-            seen.append((x.sum().item(), (x > 0).all().item()))
+            seen.append((x.sum().item(), (x > 0).all().item(), x.long().sum().item()))
             return x @ x.new_ones(D, D if (x > 0).all() else F)
 
         profile = self.run(device, branch, meta_value=answer)
         assert profile.total().macs == B * D * taken
-        assert seen == [(float(answer), bool(answer))]
+        assert seen == [(answer, answer, answer)]
+        assert [type(value) for value in seen[0]] == [float, bool, int]
 
 
 class Keeping(nn.Module):

@@ -505,3 +505,23 @@ def test_parameters_that_only_an_optimizer_uses_are_not_active() -> None:
     profile = profile_of(call, model=model)
     assert (profile.root.active_params, profile.total_params) == (3 * 5, N)
     assert profile.uncalled_modules() == ["idle.0"]
+
+
+def test_each_backward_pass_of_one_graph_begins_what_is_after_backward() -> None:
+    layer, other = nn.Linear(3, 5, bias=False), nn.Linear(3, 7, bias=False)
+    with FlopCounterMode({"layer": layer, "other": other}, display=False) as counter:
+        out = layer(rows(2, 3))
+        out.backward(torch.ones(2, 5), retain_graph=True)
+        other(rows(2, 3))
+        out.backward(torch.ones(2, 5))
+        with torch.no_grad():
+            layer.weight * 2.0
+    assert counter.profile.node(AFTER_BACKWARD).total("optimizer").flops == 3 * 5
+    assert counter.profile.outside.own("forward").flops == 0
+
+
+def test_parameter_that_is_used_outside_of_modules_is_active(model: nn.Sequential) -> None:
+    with FlopCounterMode(model, display=False) as counter:
+        model[1](rows(2, 5))
+        rows(2, 3) @ model[0].weight.t()
+    assert counter.profile.root.active_params == N

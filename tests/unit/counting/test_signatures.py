@@ -164,3 +164,13 @@ def test_number_that_a_users_formula_reads_is_told_apart() -> None:
         for number in (3.0, 5.0, 7.0):
             x * number
     assert counter.profile.total().flops == 3 + 5 + 7
+
+
+def test_whole_and_other_numbers_in_a_list_are_told_apart() -> None:
+    """The sum of whole numbers costs no FLOPs, and has 8 bytes; that with a float has 4."""
+    whole = torch.ones(11, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        torch._foreach_add([whole], [1])
+        torch._foreach_add([whole], [1.0])
+    total = counter.profile.total()
+    assert (total.flops, total.bytes_written) == (11, (8 + 4) * 11)

@@ -80,3 +80,10 @@ def test_interrupt_between_two_steps_leaves_none(error: type[BaseException]) -> 
     with pytest.raises(error):
         steps.stack.run()
     assert steps.undone == ["c", "b", "a"]
+
+
+def test_steps_of_a_stack_that_is_gone_are_undone() -> None:
+    """An interrupt may come before the first line of ``__exit__``."""
+    steps = Steps("a", "b")
+    del steps.stack
+    assert steps.undone == ["b", "a"]
