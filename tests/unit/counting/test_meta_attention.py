@@ -198,6 +198,7 @@ def kernels_used(device: str, **options: Any) -> set[str]:
         ({"d": 12}, EFFICIENT),
         ({"d": 13}, "bmm"),
         ({"kv_heads": HKV, "enable_gqa": True}, "bmm"),
+        ({"dtype": torch.bfloat16, "kv_heads": 1}, "bmm"),  # broadcast
         ({"dtype": torch.float64}, "bmm"),
     ],
 )

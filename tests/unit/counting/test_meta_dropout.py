@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dispatch_flops import FlopCounterMode, Profile
+from dispatch_flops import FlopCounterMode, OpCost, Profile
 
 ROWS, COLUMNS = 7, 11
 FUSED = {"aten.native_dropout.default", "aten.native_dropout_backward.default"}
@@ -106,3 +107,13 @@ def test_later_programs_are_torchs_own() -> None:
     dropped(x, "cuda")
     assert names(dropped(x, "cpu")) == {"aten.bernoulli_.float"}
     assert "MulBackward" in type(F.dropout(x, 0.3).grad_fn).__name__
+
+
+def test_thread_without_a_counter_drops_as_without_one() -> None:
+    """The kernels of a counter are those of the process while it is active."""
+    x = tensor(requires_grad=True)
+    with ThreadPoolExecutor(1) as threads, FlopCounterMode(display=False, target="cuda") as counter:
+        out = threads.submit(F.dropout, x, 0.3).result()
+    assert out.shape == (ROWS, COLUMNS)
+    assert out.grad_fn is not None and "NativeDropout" not in out.grad_fn.name()
+    assert counter.profile.total() == OpCost()
