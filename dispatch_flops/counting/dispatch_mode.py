@@ -64,10 +64,14 @@ _LIMIT = 8192  # signatures kept before all are dropped
 
 
 class _SubclassState(threading.local):
-    """Operators on tensor subclasses that a thread runs: how many, and which one it hands over."""
+    """Operators on tensor subclasses that a thread runs: how many, and which one it hands over.
+
+    ran_parts: the last one ran as others, which were recorded in its place.
+    """
 
     depth = 0
     handed_over: Any = None
+    ran_parts = False
 
 
 # Run composite operators on tensors without data as a device would.
@@ -366,6 +370,7 @@ class CountingMode(EnteredMode):
             with self:
                 out = plan.parts(*args, **kwargs)
             if out is not NotImplemented:
+                self._subclass.ran_parts = True
                 return out
         if self.conventions.subclass == "logical" and not is_nested:
             return self.run_and_record(plan, args, kwargs)
@@ -373,10 +378,12 @@ class CountingMode(EnteredMode):
         self._subclass.handed_over = func
         try:
             with self:
-                return func(*args, **kwargs)
+                out = func(*args, **kwargs)
         finally:
             self._subclass.depth -= 1
             self._subclass.handed_over = None
+        self._subclass.ran_parts = True
+        return out
 
     def handle_higher_order(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a higher-order operator by its handler."""

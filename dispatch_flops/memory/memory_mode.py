@@ -181,6 +181,11 @@ class MemoryMode(CountingMode):
         workspace = operator.workspace
         size = 0 if workspace is None else self._workspace_before(operator, args, kwargs)
         out = _count(self, func, types, args, kwargs)
+        if types and self._subclass.ran_parts:
+            self._subclass.ran_parts = False
+            if operator.allocates:  # the subclass may have done so with modes disabled
+                self._allocated_all(operator, (args, kwargs), out)
+            return out
         is_tensor = out.__class__ is _Tensor
         if not is_tensor and (out is NotImplemented or operator.is_annotation):
             return out

@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dispatch_flops import FlopCounterMode, _torch
 from dispatch_flops.memory.storages import allocation_of, storages_of, tensors_taken
@@ -111,6 +113,46 @@ def test_sharded_parameters_count_with_this_ranks_shard(ranks: int) -> None:
     assert counter.profile.root.memory.own.parameters == 8 * 12 * F32 // ranks
 
 
+@pytest.mark.parametrize(
+    "run",
+    [lambda x: x.sum(1, dtype=torch.float64), lambda x: x.sort(1), lambda x: x.median(1)],
+    ids=["sum", "sort", "median"],
+)
+def test_workspace_on_a_sharded_tensor_is_that_of_this_ranks_shard(
+    ranks: int, run: Callable[[Tensor], object]
+) -> None:
+    """The first counts for the bytes of its workspace, others are asked of the allocator."""
+    mesh, shard = init_device_mesh("cpu", (ranks,)), torch.rand(7, 101)
+    whole = DTensor.from_local(shard, mesh, [Shard(0)])
+    found = []
+    for x in (shard, whole):
+        with FlopCounterMode(display=False, memory=True) as counter:
+            run(x)
+        memory = counter.profile.memory
+        assert memory is not None
+        found.append((memory.peak_bytes, memory.by_role().get("workspace"), memory.unseen))
+    assert found[0] == found[1]
+
+
+class OfNoOperator(TwoTensor):
+    """A pair whose sums with others are computed where no mode sees it."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+        with _disable_current_modes():
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def test_result_that_a_subclass_makes_with_modes_disabled_is_allocated() -> None:
+    pair = OfNoOperator(torch.ones(101), torch.ones(101))
+    with FlopCounterMode(display=False, memory=True) as counter:
+        total = pair + 1
+        torch.ones(3)
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.peak_bytes == (2 * 101 + 2 * 101 + 3) * F32
+    del total
+
+
 def test_fake_tensors_count_as_if_they_had_data() -> None:
     with FakeTensorMode():
         model, x = nn.Linear(3, 5, bias=False), torch.ones(2, 3)
@@ -165,6 +207,16 @@ def test_tensors_from_data_count_from_their_arrival() -> None:
         torch.tensor([1.0] * 11)
     assert counter.profile.memory is not None
     assert counter.profile.memory.peak_bytes == 11 * F32
+
+
+def test_tensor_from_data_that_arrives_after_a_backward_pass_is_no_input() -> None:
+    """A later step begins with it."""
+    weight = torch.ones(3, requires_grad=True)
+    with FlopCounterMode(display=False, memory=True) as counter:
+        weight.sum().backward()
+        data = torch.tensor([1.0] * 101)
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.by_role()["activations"] == data.nbytes == 101 * F32
 
 
 def test_offloading_from_the_cpu_to_itself_takes_no_memory() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from dispatch_flops import FlopCounterMode, Profile, profile_model
 from dispatch_flops.errors import ConfigError
@@ -55,6 +56,21 @@ def test_timeline_has_a_point_for_each_operator() -> None:
         (4, (7 + 11) * F32),  # the view
         (5, 2 * F32),
     ]
+
+
+def test_range_of_the_profiler_is_no_point() -> None:
+    def run() -> None:
+        with torch.profiler.record_function("range"):
+            torch.ones(3)
+
+    assert [point.operators for point in memory_of(run).timeline] == [1]
+
+
+def test_operators_of_a_subclass_are_points_once() -> None:
+    """Its parts run in place of the whole: two products of the tensors that it consists of."""
+    pair = TwoTensor(torch.ones(3), torch.ones(3))
+    points = memory_of(lambda: pair * 2).timeline
+    assert [point.at.operator for point in points] == ["aten.mul.Tensor"] * 2
 
 
 def test_timeline_tells_roles_and_moments() -> None:
