@@ -7,6 +7,7 @@ memory. Under a dispatch mode it adds out of place.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,33 @@ def recomputed(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
     return y.sin()
 
 
+def recomputed_to_few(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
+    """The recomputed product is larger than all that outlives the forward."""
+
+    def few(x: torch.Tensor) -> torch.Tensor:
+        return layer(x).sum(-1)
+
+    return checkpoint(few, x, use_reentrant=False, preserve_rng_state=False)  # type: ignore[return-value]
+
+
+class InBackward(torch.autograd.Function):
+    """A product of scalars, whose backward pass runs a product with a bias."""
+
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor, x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
+        ctx.x, ctx.layer = x, layer
+        return one * x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        return gradient * linear(ctx.x, ctx.layer.weight, ctx.layer.bias).sum(), None, None
+
+
+def in_backward(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
+    one: torch.Tensor = InBackward.apply(layer.bias[0], x, layer)
+    return one
+
+
 def with_tangent_of_bias(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
     bias = layer.bias.detach()
     return torch.func.jvp(lambda b: linear(x, layer.weight, b), (bias,), (bias,))[0]
@@ -52,6 +80,8 @@ FUNCTIONS: dict[str, Function] = {
     "product and sum in functions": apart_in_functions,
     "product and sum in TorchScript": lambda x, layer: scripted(x, layer.weight, layer.bias),
     "recomputed": recomputed,
+    "recomputed to few": recomputed_to_few,
+    "in a backward pass": in_backward,
     "under vmap": lambda x, layer: torch.func.vmap(layer)(x),
     "with a tangent of the bias": with_tangent_of_bias,
 }

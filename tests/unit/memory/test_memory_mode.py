@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, Profile
-from dispatch_flops.errors import ConfigError
+from dispatch_flops.errors import ConfigError, UncountedWarning
 from dispatch_flops.memory import memory_mode
 from dispatch_flops.profile import MemoryPeak, MemoryProfile, MemoryUse, PeakMoment
 from tests.helpers.addresses import made_at
@@ -156,6 +156,12 @@ def test_sparse_tensor_counts_with_indices_and_values() -> None:
         diagonal.clone()
 
     assert memory_of(run).peak_bytes == 2 * held
+
+
+def test_view_of_a_sparse_tensor_may_have_new_indices_and_values() -> None:
+    """Torch transposes a copy: 2 indices and a value for each of 15 elements."""
+    x = torch.ones(3, 5).to_sparse()
+    assert memory_of(x.t).peak_bytes == 2 * (2 * 15 * I64 + 15 * F32)
 
 
 def test_rounding_applies_to_every_block() -> None:
@@ -538,6 +544,7 @@ def test_data_from_outside_the_run_counts_once_each() -> None:
         (lambda x, at: torch.ones(13).index_put_((at,), x), 7 * I64 + 7 * F32),
         (lambda x, at: torch.ops.aten.where.self(condition=x > 0, self=x, other=x), 7 * F32),
         (lambda x, at: torch._foreach_neg((x,)), 7 * F32),
+        (lambda x, at: torch.neg(torch.ones(7), out=x), 7 * F32),
         (lambda x, at: x.view(1, 7), 7 * F32),
         (lambda x, at: torch.ones(7).mul(x), 7 * F32),
         (lambda x, at: torch.mm(x.view(7, 1), x.new_ones(1, 2)), 7 * F32),
@@ -551,6 +558,7 @@ def test_data_from_outside_the_run_counts_once_each() -> None:
         "list and argument",
         "keywords",
         "tuple",
+        "out argument",
         "only one",
         "second",
         "first",
@@ -562,6 +570,16 @@ def test_data_from_outside_the_run_counts_once_each() -> None:
 def test_data_from_outside_is_found_among_all_arguments(use: Any, inputs: int) -> None:
     x, at = torch.ones(7), torch.zeros(7, dtype=torch.int64)
     assert memory_of(lambda: use(x, at)).by_role()["inputs"] == inputs
+
+
+def test_data_from_outside_is_found_in_an_argument_that_has_to_be_named() -> None:
+    with torch.library._scoped_library("named_in_memory", "DEF") as library:
+        library.define("scale(Tensor x, *, Tensor factor) -> Tensor")
+        library.impl("scale", lambda x, *, factor: x * factor, "CPU")
+        scale, factor = torch.ops.named_in_memory.scale, torch.ones(7)
+        with pytest.warns(UncountedWarning):
+            memory = memory_of(lambda: scale(torch.ones(7), factor=factor))
+    assert memory.by_role()["inputs"] == 7 * F32
 
 
 def test_profile_with_memory_survives_json() -> None:
