@@ -342,7 +342,7 @@ class MemoryMode(CountingMode):
             now - then for now, then in zip(self.before_layer(), before, strict=True)
         )
         block = self._live.get(id(storages[0][0])) if len(storages) == 1 else None
-        if block is None or max(born, workspaces) > 1 or (born and block.born != before[0] + 1):
+        if block is None or max(born, workspaces) > 1:
             return None
         names = {cost.op for cost, _ in costs}
         operators = list(self._operators.values())  # other threads may add some meanwhile
