@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from dispatch_flops import FlopCounterMode, Profile
@@ -130,7 +131,10 @@ def test_storage_that_is_resized_on_its_own_is_named_at_the_peak() -> None:
     }  # fmt: skip
 
 
-def test_gradients_of_a_parameter_that_is_gone_are_not_those_of_one_at_its_address() -> None:
+@pytest.mark.parametrize("has_gradient", [False, True])
+def test_gradients_of_a_parameter_that_is_gone_are_not_those_of_one_at_its_address(
+    has_gradient: bool,
+) -> None:
     model: Any = nn.Sequential(nn.Linear(3, 3, bias=False))
     data = torch.ones(2, 3)
     with FlopCounterMode(model, display=False, memory=True) as counter:
@@ -143,9 +147,26 @@ def test_gradients_of_a_parameter_that_is_gone_are_not_those_of_one_at_its_addre
                 break
             model[0].weight = nn.Parameter(torch.ones(3, 3))
         assert model[0].weight.shape == data.shape
+        if has_gradient:
+            model(torch.ones(1, 3)).sum().backward()
     memory = counter.profile.root.children[0].memory
     assert memory is not None
-    assert (memory.own.parameters, memory.own.gradients) == (2 * 3 * F32, 0)
+    held = 2 * 3 * F32
+    assert (memory.own.parameters, memory.own.gradients) == (held, has_gradient * held)
+
+
+def test_module_holds_the_largest_of_its_gradients() -> None:
+    """A sparse gradient has an index and a row for each token."""
+    model = nn.Embedding(11, 3, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters())
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        for tokens in (5, 7, 2):
+            model(torch.arange(tokens)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = counter.profile.root.memory
+    assert memory is not None
+    assert memory.own.gradients == 7 * (I64 + 3 * F32)
 
 
 def test_sparse_tensor_counts_with_indices_and_values() -> None:
@@ -570,6 +591,12 @@ def test_data_from_outside_the_run_counts_once_each() -> None:
 def test_data_from_outside_is_found_among_all_arguments(use: Any, inputs: int) -> None:
     x, at = torch.ones(7), torch.zeros(7, dtype=torch.int64)
     assert memory_of(lambda: use(x, at)).by_role()["inputs"] == inputs
+
+
+def test_fake_data_from_outside_is_found_among_all_arguments() -> None:
+    with FakeTensorMode():
+        x, least = torch.ones(7), torch.zeros(7)
+        assert memory_of(lambda: x.clamp(min=least)).by_role()["inputs"] == 2 * 7 * F32
 
 
 def test_data_from_outside_is_found_in_an_argument_that_has_to_be_named() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from dispatch_flops import FlopCounterMode
@@ -38,3 +38,14 @@ def test_backward_of_mish_on_meta_has_an_approximate_peak(mish: Callable[[Tensor
 def test_other_runs_of_mish_have_exact_peaks(device: str, backward: bool) -> None:
     memory = memory_of(functional.mish, device=device, backward=backward)
     assert memory.decomposed == ()
+
+
+def test_step_without_a_backward_pass_has_an_exact_peak() -> None:
+    weight = nn.Parameter(torch.zeros(5, 7, device="meta"))
+    weight.grad = torch.zeros(5, 7, device="meta")
+    optimizer = torch.optim.SGD([weight])
+    with FlopCounterMode(display=False, memory=True) as counter:
+        functional.mish(weight.detach())
+        optimizer.step()
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.decomposed == ()

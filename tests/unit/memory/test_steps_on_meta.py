@@ -89,6 +89,19 @@ def test_step_over_fake_tensors_is_exact_if_it_is_fused() -> None:
     assert found == [("AdamW.step",), ()]
 
 
+def test_step_is_exact_if_it_is_differentiable() -> None:
+    """It takes one tensor at a time on CUDA, too."""
+    weights = [torch.ones(WIDTH, device="meta", requires_grad=True).clone() for _ in range(2)]
+    for weight in weights:
+        weight.retain_grad()
+        weight.grad = torch.ones(WIDTH, device="meta")
+    optimizer = torch.optim.SGD(weights, weight_decay=0.1, differentiable=True)
+    with FlopCounterMode(display=False, memory=True, target="cuda") as counter:
+        optimizer.step()
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.decomposed == ()
+
+
 def test_step_over_one_parameter_is_exact() -> None:
     assert decomposed_by_step(nn.Linear(WIDTH, WIDTH, bias=False, device="meta")) == ()
 
