@@ -336,8 +336,7 @@ class MemoryMode(CountingMode):
 
     def of_layer(self, before: tuple[int, int], costs: Costs, output: Any) -> _LayerMemory | None:
         """Return what one operator allocated; None if there was more than that, or it may vary."""
-        with _torch.modes_disabled():  # operators of its own find those of a sparse tensor
-            storages = storages_in(output)  # a sparse tensor has several, that of oneDNN none
+        storages = storages_in(output)  # a sparse tensor has several, that of oneDNN none
         born, workspaces = (
             now - then for now, then in zip(self.before_layer(), before, strict=True)
         )

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from dispatch_flops import _torch
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.placement import brought_to
 from dispatch_flops.counting.thread_state import ModulePhase
@@ -109,11 +108,10 @@ class MemoryReading:
         self._unseen = tuple(sorted(memory.unseen))
         self._decomposed = tuple(sorted(memory.decomposed))
         self._rounding = blocks.rounding
-        with _torch.modes_disabled():
-            self._held = {
-                fqn: _read_held(named.module(), blocks, is_offloaded=is_offloaded)
-                for fqn, named in list(names.by_fqn.items())
-            }
+        self._held = {
+            fqn: _read_held(named.module(), blocks, is_offloaded=is_offloaded)
+            for fqn, named in list(names.by_fqn.items())
+        }
 
     def attach_to(self, profile: Profile) -> Profile:
         """Return the profile with the memory of the run and of each module."""

@@ -149,18 +149,17 @@ class Memory:
     def _note_modules(self, modules: Iterable[nn.Module]) -> None:
         """Note parameters and buffers, which a program may give new storages at any time."""
         held = list(modules)
-        with _torch.modes_disabled():
-            for module in held:
-                for buffer in module._buffers.values():
-                    if buffer is not None and not self._bytes_if_noted(buffer, "buffers"):
-                        self._give_role(buffer, "buffers")
-            for module in held:  # last: a buffer may show the memory of a parameter
-                for parameter in module._parameters.values():
-                    # functional_call puts what it is given there: an inner step's results, say.
-                    if not isinstance(parameter, nn.Parameter):
-                        continue
-                    if not self._bytes_if_noted(parameter, "parameters"):
-                        self._give_role(parameter, "parameters")
+        for module in held:
+            for buffer in module._buffers.values():
+                if buffer is not None and not self._bytes_if_noted(buffer, "buffers"):
+                    self._give_role(buffer, "buffers")
+        for module in held:  # last: a buffer may show the memory of a parameter
+            for parameter in module._parameters.values():
+                # functional_call puts what it is given there: an inner step's results, say.
+                if not isinstance(parameter, nn.Parameter):
+                    continue
+                if not self._bytes_if_noted(parameter, "parameters"):
+                    self._give_role(parameter, "parameters")
 
     def _bytes_if_noted(self, tensor: torch.Tensor, role: Role) -> int:
         """Return the bytes of a tensor that has its role already; 0 if that is not known.
@@ -178,10 +177,9 @@ class Memory:
     def _note_gradients(self, modules: Iterable[nn.Module]) -> None:
         """Note the gradients that parameters have now, unless a backward pass is running."""
         if _graph_task() == NO_TASK:
-            with _torch.modes_disabled():
-                for module in modules:
-                    held = module._parameters.values()  # functional_call puts others there, too
-                    self._note_gradients_of(p for p in held if isinstance(p, nn.Parameter))
+            for module in modules:
+                held = module._parameters.values()  # functional_call puts others there, too
+                self._note_gradients_of(p for p in held if isinstance(p, nn.Parameter))
 
     def _note_gradients_from_before(self, named: ModuleName, module: nn.Module) -> None:
         """Note gradients of earlier steps where the run meets a module, before FSDP2 gathers them.
@@ -211,23 +209,22 @@ class Memory:
         others = []
         if len(self._met_optimizers) > 1:
             others = [o.state for o in self._met_optimizers if o.state is not optimizer.state]
-        with _torch.modes_disabled():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if not self._bytes_if_noted(parameter, "parameters"):
-                        self._give_role(parameter, "parameters", was_there=was_there)
-                self._note_gradients_of(group["params"])
-            for parameter, state in list(optimizer.state.items()):
-                size = 0
-                for tensor in tensors_in(state):
-                    size += self._bytes_if_noted(tensor, "optimizer state") or self._note(
-                        tensor, "optimizer state", was_there=was_there
-                    )
-                if _is_tensor(parameter):  # some keep more state, by a name
-                    if others:
-                        elsewhere = tensors_in([state.get(parameter) for state in others])
-                        size += sum(map(self.blocks.bytes_of, elsewhere))
-                    self.state_bytes.note(parameter, size)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if not self._bytes_if_noted(parameter, "parameters"):
+                    self._give_role(parameter, "parameters", was_there=was_there)
+            self._note_gradients_of(group["params"])
+        for parameter, state in list(optimizer.state.items()):
+            size = 0
+            for tensor in tensors_in(state):
+                size += self._bytes_if_noted(tensor, "optimizer state") or self._note(
+                    tensor, "optimizer state", was_there=was_there
+                )
+            if _is_tensor(parameter):  # some keep more state, by a name
+                if others:
+                    elsewhere = tensors_in([state.get(parameter) for state in others])
+                    size += sum(map(self.blocks.bytes_of, elsewhere))
+                self.state_bytes.note(parameter, size)
 
     def _note(self, tensor: torch.Tensor, role: Role, *, was_there: bool = False) -> int:
         """Give the storages of a tensor their role; return its bytes, as ``bytes_of`` does."""
@@ -331,13 +328,12 @@ class Memory:
         assert call.named is not None
         model = call.named.fqn
         parts: dict[int, Block] = {}
-        with _torch.modes_disabled():
-            for tensor in cached_tensors(call.owner):
-                for storage, device in storages_of(tensor):
-                    self.meet(storage, device, "KV cache")
-                    self.blocks.give_role(storage, "KV cache")
-                    if (block := self.blocks.live.get(id(storage))) is not None:
-                        parts[id(storage)] = block
+        for tensor in cached_tensors(call.owner):
+            for storage, device in storages_of(tensor):
+                self.meet(storage, device, "KV cache")
+                self.blocks.give_role(storage, "KV cache")
+                if (block := self.blocks.live.get(id(storage))) is not None:
+                    parts[id(storage)] = block
         sizes: Counter[str] = Counter()
         for block in parts.values():
             sizes[model if block.made_in is None else block.made_in.fqn] += block.size
@@ -354,12 +350,11 @@ class Memory:
 
         It has released them again before the next look at what modules hold.
         """
-        with _torch.modes_disabled():
-            for parameter in module.parameters():
-                for storage, _ in storages_of(parameter):
-                    block = self.blocks.live.get(id(storage))
-                    if block is not None and block.role is None:
-                        block.role = "unsharded parameters"
+        for parameter in module.parameters():
+            for storage, _ in storages_of(parameter):
+                block = self.blocks.live.get(id(storage))
+                if block is not None and block.role is None:
+                    block.role = "unsharded parameters"
 
     def _note_recurrent(self, module: nn.RNNBase) -> None:
         """Note a recurrent layer on the meta device.
@@ -392,10 +387,9 @@ class Memory:
 
     def meet_gradient(self, leaf: torch.Tensor) -> None:
         """Note the gradient of an earlier step that a leaf has, which no module may hold."""
-        with _torch.modes_disabled():
-            gradient = leaf.grad
-            if gradient is not None and not self._bytes_if_noted(gradient, "gradients"):
-                self._give_role(gradient, "gradients")
+        gradient = leaf.grad
+        if gradient is not None and not self._bytes_if_noted(gradient, "gradients"):
+            self._give_role(gradient, "gradients")
 
     def changed_phase(self, before: Phase, after: Phase) -> None:
         """Note that operators of another phase follow."""

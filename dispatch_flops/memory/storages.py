@@ -89,7 +89,9 @@ def _find_dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             if isinstance(inner, torch.Tensor):  # DTensor names its mesh, too
                 yield from dense_parts_of(inner)
     elif is_sparse(tensor):
-        for part in stored_parts(tensor):
+        with _torch.modes_disabled():  # no mode sees the operators that tell the parts
+            parts = stored_parts(tensor)
+        for part in parts:
             yield from dense_parts_of(part)
     elif _has_memory(tensor):
         yield tensor

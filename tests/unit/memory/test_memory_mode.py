@@ -19,6 +19,7 @@ from dispatch_flops.memory import memory_mode
 from dispatch_flops.profile import MemoryPeak, MemoryProfile, MemoryUse, PeakMoment
 from tests.helpers.addresses import made_at
 from tests.helpers.interrupting import TooLateError, interrupted_at
+from tests.helpers.modes import OperatorNames
 
 F32, F64, I64 = 4, 8, 8
 MODE = memory_mode.__file__
@@ -177,6 +178,28 @@ def test_sparse_tensor_counts_with_indices_and_values() -> None:
         diagonal.clone()
 
     assert memory_of(run).peak_bytes == 2 * held
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_looking_at_sparse_tensors_that_are_held_runs_no_operator(is_given: bool) -> None:
+    """A buffer, the gradients of a parameter and of another leaf, and a state have parts."""
+    seen = []
+    for memory in (False, True):
+        model = nn.Embedding(7, 3, sparse=True)
+        model.register_buffer("mask", torch.eye(3).to_sparse())
+        model(torch.arange(5)).sum().backward()
+        leaf = torch.ones(3, 3, requires_grad=True)
+        leaf.grad = torch.eye(3).to_sparse()
+        optimizer = torch.optim.SGD(model.parameters())
+        optimizer.state[model.weight]["rows"] = torch.eye(3).to_sparse()
+        given = model if is_given else None
+        with OperatorNames() as names, FlopCounterMode(given, display=False, memory=memory):
+            leaf * 2
+            for tokens in (5, 2):
+                model(torch.arange(tokens)).sum().backward()
+                optimizer.step()
+        seen.append(names.seen)
+    assert seen[0] == seen[1]
 
 
 def test_view_of_a_sparse_tensor_may_have_new_indices_and_values() -> None:
