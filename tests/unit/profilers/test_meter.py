@@ -475,6 +475,55 @@ def test_method_that_runs_in_place_of_forward_is_the_stated_work(model: Net) -> 
     assert not meter.is_estimate
 
 
+def test_stated_batch_does_not_stand_for_a_later_call_in_place_of_forward(model: Net) -> None:
+    """Neither in its own step, after the call that runs it, nor in the next one."""
+    meter = FlopMeter(model, verify_every=0)
+    model.forward = lambda x, number: model.b(model.a(x))  # type: ignore[method-assign,assignment]
+    x = torch.ones(B, IN)
+    with meter.step():
+        meter.note_batch(x)
+        model.a(x)
+    with meter.step():
+        model(x, 0)
+    rows = [2, 2, 11, 11, 2]
+    for number, count in enumerate(rows):
+        with meter.step(inputs=(x,)):
+            model(x, number)
+            model(torch.ones(count, IN), 0)
+    stated, called = 2 * B * IN * HID, forward(B)
+    assert meter.total_flops == stated + called + sum(forward(B) + forward(one) for one in rows)
+
+
+def test_number_that_a_stated_batch_is_called_with_belongs_to_the_signature() -> None:
+    class Repeating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(IN, IN, bias=False)
+
+        def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+            for _ in range(times):
+                x = self.layer(x)
+            return x
+
+    model, x = Repeating(), torch.ones(B, IN)
+    meter = FlopMeter(model, verify_every=0)
+    for times in (1, 2, 2, 3):
+        with meter.step(inputs=(x,)):
+            model(x, times)
+    assert meter.total_flops == (1 + 2 + 2 + 3) * 2 * B * IN * IN
+
+
+def test_rates_leave_out_steps_that_another_profiler_slows(
+    model: Net, optimizer: Any, meter: FlopMeter
+) -> None:
+    for is_timed in (True, True, False, False, True):  # the first is counted
+        meter.is_timed = is_timed
+        with meter.step():
+            train(model, optimizer, B)
+    assert meter.run.timed_steps == 2
+    assert meter.total_flops == 5 * (batch(B) + UPDATE)
+
+
 def test_step_that_starts_with_the_stated_batch_is_known_after_one_run(model: Net) -> None:
     """No work comes before the batch, so that a new shape is counted once."""
     meter = FlopMeter(model, verify_every=0)

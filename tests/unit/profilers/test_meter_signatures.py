@@ -187,6 +187,18 @@ def test_run_whose_steps_are_all_new_is_told_why_it_has_no_rates(
     assert (meter.flops_per_s is None) is (is_new or verify_every == 1)
 
 
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_run_is_not_told_why_it_has_no_rates_if_it_has_or_wants_none(*, is_timed: bool) -> None:
+    """The 200th step is a new one in both."""
+    model = nn.Sequential(Numbered())
+    meter = FlopMeter(model, verify_every=0)
+    meter.is_timed = is_timed
+    for step in range(200):
+        with meter.step(), torch.no_grad():
+            model([torch.ones(3, IN), step % 3 if is_timed and step < 199 else step])
+    assert (meter.flops_per_s is None) is not is_timed
+
+
 def test_steps_that_an_optimizer_counts_in_an_option_are_not_new_for_ever() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -450,6 +450,45 @@ def test_step_that_a_thread_did_not_end_is_dropped(
     assert not meter.is_estimate
 
 
+def test_call_in_another_thread_has_no_part_in_the_step(model: Net, optimizer: Any) -> None:
+    meter = FlopMeter(model, verify_every=0)
+    rows = [7, 11, 13, 17]
+    for count in rows:
+        with meter.step():
+            train(model, optimizer)
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(model, torch.ones(count, IN)).result()
+    assert meter.total_flops == len(rows) * (batch(B) + UPDATE)
+    assert meter.run.timed_steps == len(rows) - 1
+
+
+class Late(torch.optim.Optimizer):
+    """An optimizer that makes the one that it steps in its first step."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+        self.inner: Any = None
+
+    def step(self, closure: Any = None) -> None:
+        if self.inner is None:
+            self.inner = torch.optim.SGD(self.param_groups[0]["params"], lr=0.1)
+        self.inner.step()
+
+
+def test_step_ends_with_an_optimizer_that_the_given_one_holds_since_its_first_step(
+    model: Net,
+) -> None:
+    outer = Late(model.parameters())
+    meter = FlopMeter(model, outer, verify_every=0)
+    meter.start()
+    train(model, outer)
+    for _ in range(3):
+        train(model, outer.inner)
+    meter.stop()
+    assert meter.run.steps == 1 + 3
+    assert meter.total_flops == 4 * (batch(B) + UPDATE)
+
+
 def test_optimizer_of_another_thread_has_no_part_in_the_step(model: Net, optimizer: Any) -> None:
     """The hooks are on all optimizers."""
     other = torch.optim.SGD([torch.ones(7, requires_grad=True)], lr=0.1)
