@@ -247,7 +247,7 @@ class Memory:
         if block is not None:
             peak = block.device.module_peak(made_in)
             self.blocks.resized(storage, peak, "UntypedStorage.resize_")
-        elif storage.nbytes():
+        else:
             # It had no size when the run began: an earlier step made it. FSDP keeps the storages
             # of gathered parameters. The storage of a fake tensor does not know its device.
             self.blocks.allocated(storage, self.device.module_peak(made_in))

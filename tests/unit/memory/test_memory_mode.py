@@ -501,6 +501,67 @@ def test_device_on_which_nothing_is_allocated_has_what_is_met_late() -> None:
     assert [use.role for use in on_cpu.peaks[0].uses] == ["inputs"]
 
 
+def test_device_on_which_nothing_is_allocated_had_what_is_met_late_and_released_since() -> None:
+    model, x = nn.Linear(3, 5, device="meta"), torch.ones(2, 3, device="meta")
+    late = [torch.ones(7, 3), torch.ones(11, 3)]
+
+    def run() -> None:
+        model(x + x)
+        model(late.pop().to("meta"))
+        model(late.pop().to("meta"))
+
+    _, on_cpu = memory_of(run, model).devices
+    assert on_cpu.peak_bytes == 11 * 3 * F32
+    assert [(use.role, use.bytes) for use in on_cpu.peaks[0].uses] == [("inputs", 11 * 3 * F32)]
+
+
+def test_result_outside_of_modules_that_is_held_at_the_end_is_an_activation() -> None:
+    held = []
+    memory = memory_of(lambda: held.append(torch.ones(7) + 1))
+    assert memory.by_role() == {"activations": 7 * F32, "temporaries": 7 * F32}
+
+
+def test_storage_that_is_resized_before_any_operator_is_met_by_the_first_that_reads_it() -> None:
+    x = torch.ones(3)
+
+    def run() -> None:
+        x.untyped_storage().resize_(5 * F32)
+        x.neg()
+
+    assert memory_of(run).by_role()["inputs"] == 5 * F32
+
+
+def test_parameter_that_is_never_made_holds_nothing() -> None:
+    model = nn.ModuleList((nn.Linear(3, 5, bias=False), nn.LazyLinear(7)))
+    with FlopCounterMode(model, display=False, memory=True) as counter:
+        model[0](torch.ones(2, 3))
+    held = [child.memory.own.parameters for child in counter.profile.root.children if child.memory]
+    assert held == [3 * 5 * F32, 0]
+
+
+class OfItsGradient(nn.Module):
+    """The gradient of a layer by its input, as part of the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 5, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (gradient,) = torch.autograd.grad(self.layer(x).sum(), x, create_graph=True)
+        return gradient * 2
+
+
+def test_gradients_of_what_functional_call_puts_in_a_module_are_not_asked_for() -> None:
+    """Torch warns where the gradient of a result is read."""
+    model, x = OfItsGradient(), torch.ones(2, 3, requires_grad=True)
+
+    def run() -> None:
+        weight = model.layer.weight * 2
+        torch.func.functional_call(model, {"layer.weight": weight}, x)
+
+    assert memory_of(run, model).peak_bytes > 0
+
+
 def test_meta_equals_cpu_to_the_byte() -> None:
     def step(device: str) -> Callable[[], None]:
         model = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5), nn.Linear(5, 7))

@@ -175,11 +175,13 @@ def test_parameters_that_no_module_holds_are_those_of_their_optimizer() -> None:
         master.grad = model.weight.grad.float()
         optimizer.step()
 
-    assert memory_of(run, model).by_role("optimizer") == {
+    memory = memory_of(run, model)
+    assert memory.by_role("optimizer") == {
         "parameters": 5 * 7 * (BF16 + F32),
         "gradients": 5 * 7 * (BF16 + F32),
         "inputs": 3 * 5 * BF16,
     }
+    assert memory.by_role("forward")["parameters"] == 5 * 7 * (BF16 + F32)
 
 
 @pytest.mark.parametrize("has_operator", [False, True])

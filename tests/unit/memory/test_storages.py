@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -111,6 +112,10 @@ def test_sharded_parameters_count_with_this_ranks_shard(ranks: int) -> None:
     assert memory.by_role()["parameters"] == 8 * 12 * F32 // ranks
     assert counter.profile.root.memory is not None
     assert counter.profile.root.memory.own.parameters == 8 * 12 * F32 // ranks
+    with FlopCounterMode(model, display=False, memory=True, memory_rounding=512) as counter:
+        model(x)
+    assert counter.profile.root.memory is not None
+    assert counter.profile.root.memory.own.parameters == 512
 
 
 @pytest.mark.parametrize(
@@ -180,6 +185,17 @@ def test_zero_tangents_of_forward_mode_take_no_memory(step: Step) -> None:
 
     run()
     assert counted_peak_bytes(run, None) == peak_bytes(run, [x, w, tangent])
+
+
+def test_arrays_beside_each_other_count_once_each() -> None:
+    """The memory of the last is also shown by a part of it."""
+    data = np.ones((3, 101), dtype=np.float32)
+    rows = [torch.from_numpy(row) for row in data]
+    with FlopCounterMode(display=False, memory=True) as counter:
+        for x in (*rows, torch.from_numpy(data[2, :7])):
+            x.sum()
+    assert counter.profile.memory is not None
+    assert counter.profile.memory.by_role()["inputs"] == 3 * 101 * F32
 
 
 def test_parameter_of_a_class_that_refuses_unknown_functions_is_held() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from dispatch_flops import FlopCounterMode, Profile, profile_model
@@ -73,6 +74,14 @@ def test_operators_of_a_subclass_are_points_once() -> None:
     assert [point.at.operator for point in points] == ["aten.mul.Tensor"] * 2
 
 
+def test_operator_on_a_fake_tensor_after_one_on_a_subclass_is_a_point() -> None:
+    pair = TwoTensor(torch.ones(3), torch.ones(3))
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    points = memory_of(lambda: (pair * 2, fake * 2)).timeline
+    assert [point.at.operator for point in points] == ["aten.mul.Tensor"] * (2 + 1)
+
+
 def test_timeline_tells_roles_and_moments() -> None:
     model, x = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Sigmoid()), torch.ones(7, 3)
     points = memory_of(lambda: model(x).sum().backward(), model).timeline
@@ -85,6 +94,26 @@ def test_timeline_tells_roles_and_moments() -> None:
         "activations": 7 * 5 * F32,
     }
     assert points[-1].bytes_by_role["gradients"] == 3 * 5 * F32
+
+
+def test_timeline_changes_no_peak() -> None:
+    """Neither of a phase nor of a module; of two moments that are as high, the first counts."""
+
+    def run() -> None:
+        torch.ones(1009).neg_()
+        torch.zeros(1009)
+        step()
+
+    found = []
+    for memory in (True, "timeline"):
+        model, step = training_steps(3)
+        with FlopCounterMode(model, display=False, memory=memory) as counter:  # type: ignore[arg-type]
+            run()
+        profile = counter.profile
+        assert profile.memory is not None
+        peaks = [device.peaks for device in profile.memory.devices]
+        found.append((peaks, [node.memory for node in profile.nodes()]))
+    assert found[0] == found[1]
 
 
 def test_timeline_agrees_with_the_peak_of_each_phase() -> None:
