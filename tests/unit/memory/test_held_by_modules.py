@@ -398,6 +398,44 @@ def test_calls_without_gradients_do_not_hold_their_results_together(calls: int) 
     assert activations_of(model, run) == [0, calls * WIDTH * F32]
 
 
+def test_what_is_let_go_counts_beside_what_an_earlier_call_still_holds() -> None:
+    """The result of the first call, with 3 rows, is there in all; others are let go of."""
+    model = nn.Sequential(nn.Tanh())
+    batches = [torch.ones(rows, WIDTH, requires_grad=True) for rows in (3, 5, 7)]
+    gradient = torch.ones(3, WIDTH)
+
+    def run() -> None:
+        first = model(batches[0])
+        for x in batches[1:]:
+            model(x)
+        first.backward(gradient)
+
+    assert activations_of(model, run) == [(3 + 7) * WIDTH * F32]
+
+
+class WithGradientInside(nn.Module):
+    """A result that is computed after the gradient of another one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            y = x.detach().requires_grad_()
+            torch.autograd.grad(y.sigmoid().sum(), y)
+        return x.tanh()
+
+
+def test_call_without_gradients_is_a_step_of_its_own_with_a_backward_pass_inside() -> None:
+    """It keeps what the pass inside needs, with a sum and its gradient, and then its result."""
+    model = nn.Sequential(WithGradientInside())
+
+    def run() -> None:
+        with torch.no_grad():
+            held = model(torch.ones(7, WIDTH))
+        model(torch.ones(3, WIDTH, requires_grad=True)).sum().backward()
+        del held
+
+    assert activations_of(model, run) == [(2 * 7 * WIDTH + 2) * F32]
+
+
 def test_calls_without_gradients_between_others_are_steps_of_their_own() -> None:
     """Two calls, with 3 and 5 rows, keep activations for one backward pass; one has 7."""
     model = nn.Sequential(nn.Tanh(), nn.Sigmoid())

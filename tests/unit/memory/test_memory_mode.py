@@ -410,6 +410,19 @@ def test_recomputed_activations_are_of_the_phase_recompute(use_reentrant: bool) 
     assert memory.by_role("backward").keys() >= {"activations", "parameters"}
 
 
+def test_gradient_that_flows_between_checkpoints_is_temporary() -> None:
+    """It is there while the first function is run again, and gone after the pass."""
+    x = torch.ones(101, requires_grad=True)
+
+    def run() -> None:
+        y = x
+        for function in (lambda x: x.repeat(3).tanh(), torch.sigmoid):
+            y = checkpoint(function, y, use_reentrant=False)  # type: ignore[assignment]
+        y.sum().backward()
+
+    assert "gradients" not in memory_of(run).by_role("recompute")
+
+
 def test_saved_tensor_hook_that_packs_smaller_lowers_the_peak() -> None:
     model = nn.Sequential(*(nn.Sigmoid() for _ in range(4)))
     x = torch.ones(101, requires_grad=True)
