@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -107,11 +106,9 @@ class ModuleNode:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModuleNode):
             return NotImplemented
-        pairs = itertools.zip_longest(self.walk(), other.walk())
-        return all(
-            a is not None and b is not None and a._without_children() == b._without_children()
-            for a, b in pairs
-        )
+        # Where one tree ends first, an earlier pair has different numbers of children.
+        pairs = zip(self.walk(), other.walk(), strict=False)
+        return all(a._without_children() == b._without_children() for a, b in pairs)
 
     def __hash__(self) -> int:
         return hash((self.fqn, self.class_name, self.total_params, self.calls, len(self.children)))
