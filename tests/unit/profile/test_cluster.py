@@ -283,6 +283,7 @@ def test_what_is_not_text_is_a_format_error(text: Any) -> None:
         {"profiles": []},
         {"profiles": [{"rank": 5, "profile": of_rank(0).to_dict()}]},
         {"profiles": [{"rank": -1, "profile": of_rank(0).to_dict()}]},
+        {"profiles": [{"rank": 4, "profile": of_rank(0).to_dict()}], "represented": []},
         {"represented": [{"by": 9, "ranks": [1]}]},
         {"represented": [{"by": 0, "ranks": [0]}]},
         {"world_size": "4"},

@@ -196,3 +196,10 @@ def test_check_of_wrong_local_params_raises(local: Any) -> None:
     profile = communicating().map_nodes(lambda node: dataclasses.replace(node, local_params=local))
     with pytest.raises(InconsistentProfileError, match="local_params"):
         profile.check()
+
+
+def test_phases_of_other_names_follow_the_standard_ones() -> None:
+    phases = ["another", "backward", "forward"]
+    totals = [total(phase=phase) for phase in phases]
+    found = Profile(root=training_step().root, communication=tuple(totals)).comm_by("phase")
+    assert list(found) == ["forward", "backward", "another"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import weakref
 
 import pytest
 
@@ -49,6 +50,15 @@ def test_deferred_profile_is_built_once_by_reading_any_field(field: str) -> None
     assert getattr(profile, field) == getattr(built(), field)
     assert profile.check() == built()
     assert build.times == 1
+
+
+def test_deferred_profile_keeps_nothing_of_what_built_it() -> None:
+    build = Builder()
+    profile, building = deferred_profile(build, {"forward": COST}), weakref.ref(build)
+    del build
+    assert building() is not None
+    assert profile.total_params == profile.root.total_params
+    assert building() is None
 
 
 def test_deferred_profile_equals_copies_and_pickles_as_the_built_one() -> None:

@@ -42,6 +42,22 @@ def test_merge_ops_of_unknown_cost_keeps_what_is_known() -> None:
     assert merge_ops(lost, lost).cost is None
 
 
+def test_totals_are_merged_with_the_error_that_either_has() -> None:
+    lost = dataclasses.replace(unknown("lib.a", calls=2), error="TypeError: as told")
+    known = op("lib.a", macs=3)
+    assert merge_ops(lost, known).error == merge_ops(known, lost).error == lost.error
+
+
+def test_sum_nodes_keeps_totals_of_several_kinds_and_errors_apart() -> None:
+    known = op("lib.a", macs=3)
+    free = dataclasses.replace(known, kind="free")
+    lost = dataclasses.replace(known, error="TypeError: as told")
+    total = sum_nodes([module("A", ops=(known, free, lost)), module("A", ops=(lost, free))])
+    assert [(o.kind, o.error, o.calls) for o in total.ops] == [
+        ("formula", None, 1), ("free", None, 2), ("formula", lost.error, 2),
+    ]  # fmt: skip
+
+
 def test_sum_nodes_adds_every_figure() -> None:
     a = linear("0", 2, 3, batch=5, tokens=7, seconds=timed(forward=1.0, backward=2.0))
     b = dataclasses.replace(

@@ -13,6 +13,7 @@ import pytest
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile, StepTiming
 from dispatch_flops.profile.cost import OpCost
+from dispatch_flops.profile.tree import NO_MODEL
 from tests.helpers.trees import SMALL, deep, lenet5, module, timed, training_step
 
 
@@ -72,6 +73,10 @@ def test_uncalled_modules_are_those_that_took_no_part() -> None:
     assert profile.uncalled_modules() == ["layers.1.fc"]
     elsewhere = dataclasses.replace(profile, ran_elsewhere=("layers.1.fc",))
     assert elsewhere.uncalled_modules() == []
+
+
+def test_root_that_stands_for_no_model_is_not_uncalled() -> None:
+    assert Profile(root=ModuleNode(fqn="", class_name=NO_MODEL)).uncalled_modules() == []
 
 
 def test_uncalled_modules_without_parameters_are_those_without_children() -> None:

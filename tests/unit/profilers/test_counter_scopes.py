@@ -12,7 +12,12 @@ import torch
 from torch import nn
 
 from dispatch_flops import FlopCounterMode, FlopMeter, FlopsProfiler, _torch
-from dispatch_flops.errors import UncountedWarning, WrongPlaceError, WrongThreadError
+from dispatch_flops.errors import (
+    AlreadyActiveError,
+    UncountedWarning,
+    WrongPlaceError,
+    WrongThreadError,
+)
 from tests.helpers.modes import OperatorNames
 
 B, IN, OUT = 2, 3, 5
@@ -352,3 +357,18 @@ def test_counter_paused_and_resumed_in_the_kernel_of_an_operator_counts_once(
         call_within(pause_and_resume)
         model(torch.ones(B, IN))
     assert counter.get_total_flops() == FORWARD
+
+
+def test_counter_that_is_entered_twice_goes_on_counting() -> None:
+    x = torch.ones(3)
+    with FlopCounterMode(display=False) as counter:
+        x + 1
+        with pytest.raises(AlreadyActiveError):
+            counter.__enter__()
+        x + 1
+    assert counter.get_total_flops() == 2 * 3
+
+
+def test_counter_that_was_not_entered_prints_as_its_repr() -> None:
+    counter = FlopCounterMode(nn.Linear(3, 5))
+    assert str(counter) == repr(counter)

@@ -453,3 +453,28 @@ def test_totals_are_attributes_once_the_profile_is_printed(
 def test_what_is_not_an_engine_is_refused_at_once(engine: Any) -> None:
     with pytest.raises(TargetError, match=f"of type {type(engine).__name__}; pass the engine"):
         FlopsProfiler(Net(), engine)
+
+
+def test_profile_that_is_dropped_is_not_there_any_more() -> None:
+    profiler = FlopsProfiler(Net())
+    profiler.start_profile()
+    profiler.model(torch.ones(B, 5))
+    profiler.stop_profile()
+    assert profiler.get_total_macs() == MACS
+    profiler.drop_profile()
+    with pytest.raises(NotProfiledError):
+        profiler.get_total_macs()
+
+
+def test_profile_that_another_thread_cannot_end_or_drop_goes_on() -> None:
+    profiler = FlopsProfiler(Net())
+    profiler.start_profile()
+    with ThreadPoolExecutor(1) as pool:
+        for stop in (profiler.end_profile, profiler.drop_profile):
+            with pytest.raises(WrongThreadError):
+                pool.submit(stop).result()
+            assert profiler.started
+    profiler.model(torch.ones(B, 5))
+    profiler.end_profile()
+    assert not profiler.started
+    assert profiler.get_total_macs() == MACS

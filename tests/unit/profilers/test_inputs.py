@@ -15,6 +15,7 @@ from dispatch_flops import get_model_profile, profile_model
 from dispatch_flops.errors import (
     TargetError,
 )
+from dispatch_flops.profilers.inputs import make_inputs
 from tests.helpers.small_net import FLOPS, MACS, PARAMS, B, Net
 
 
@@ -172,3 +173,7 @@ def test_tensor_that_is_given_twice_stays_one() -> None:
     for device in (None, "meta"):
         profile = profile_model(Addition(), args=[x], kwargs={"y": x}, device=device)
         assert profile.total().bytes_total == 2 * (B * 5) * 4  # read once, written once
+
+
+def test_args_without_an_entry_are_none() -> None:
+    assert make_inputs(Net(), None, {}, None) == make_inputs(Net(), None, (), None) == []  # type: ignore[arg-type]

@@ -107,3 +107,8 @@ def test_model_without_a_gradient_is_refused() -> None:
         profile_training_step(nn.ReLU(), [torch.ones(B, D)])
     with pytest.raises(TargetError, match="no output of the model requires a gradient"):
         loss_of(torch.ones(2))
+
+
+def test_loss_without_a_gradient_is_no_loss() -> None:
+    logits = torch.ones(2, 3, requires_grad=True)
+    assert loss_of({"loss": torch.tensor(5.0), "logits": logits}).item() == 2 * 3
