@@ -224,8 +224,28 @@ def test_represented_ranks_count_as_their_representative() -> None:
     part = merged.along("dp")[1]
     assert (list(part.ranks), part.total().macs) == ([1, 3], MACS[0] + MACS[2])
     assert part.stage(3) == 1
+    assert part.coordinates(1) == {"pp": 0, "dp": 1}
     assert part.along("pp")[1].straggler() == 3
     assert merged.coordinates(3) == {"pp": 1, "dp": 1}
+
+
+def test_represented_rank_may_come_before_its_representative() -> None:
+    merged = ClusterProfile(
+        profiles={2: of_rank(2), 3: of_rank(3)}, represented={0: 2, 1: 3}, world_size=4
+    )
+    spread = merged.spread("macs")
+    assert spread is not None
+    most = max((2, 3), key=MACS.__getitem__)
+    assert (spread.maximum, spread.straggler) == (MACS[most], most - 2)
+    part = merged.along("dp")[1]
+    assert (list(part.profiles), dict(part.represented)) == ([3], {1: 3})
+
+
+def test_time_of_all_phases_is_that_of_the_iteration_if_it_was_measured() -> None:
+    timing = StepTiming(seconds=timed(forward=1.0, backward=2.0), iteration_s=5.0)
+    profile = dataclasses.replace(of_rank(0), timing=timing)
+    merged = ClusterProfile(profiles={0: profile}, world_size=1)
+    assert (merged.value(0, "time"), merged.value(0, "time", "backward")) == (5.0, 2.0)
 
 
 def test_missing_ranks_are_named() -> None:
