@@ -503,3 +503,21 @@ def test_triton_op_with_a_formula_is_one_operator() -> None:
     mapping = {double: lambda x, *, out, **_: x.numel()}
     profile = profile_of(double, torch.ones(B, I), custom_mapping=mapping)
     assert profile.total().flops == B * I
+
+
+def test_formula_of_a_module_class_in_an_inner_block_replaces_that_of_an_outer_one() -> None:
+    outer, inner = (lambda *_, out, **__: 3), (lambda *_, out, **__: 5)
+    with registry.overridden({torch.nn.Linear: outer}):
+        with registry.overridden({torch.nn.Linear: inner}):
+            assert registry.module_rules({})[torch.nn.Linear].formula is inner
+        assert registry.module_rules({})[torch.nn.Linear].formula is outer
+
+
+def test_formula_of_an_operator_is_one_of_the_users() -> None:
+    formula = lambda *_, out, **__: 3  # noqa: E731
+    assert registry.formula_of(torch.ops.aten.mm.default, {}) is None
+    with registry.overridden({torch.ops.aten.mm: formula}):
+        assert "aten::mm" in registry.keys_with_formulas()
+        found = registry.formula_of(torch.ops.aten.mm.default, {})
+        assert found is not None and found.formula is formula
+    assert "aten::mm" not in registry.keys_with_formulas()
