@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
@@ -127,7 +128,7 @@ def _named_tensors(
     if id(value) in containers:
         return
     items: Iterator[tuple[Any, Any]]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         items = iter(enumerate(value))
     elif isinstance(value, Mapping):
         items = iter(value.items())

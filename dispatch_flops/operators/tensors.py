@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import numbers
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -52,7 +53,7 @@ _WITH_STORAGE = (torch.Tensor, torch.nn.Parameter, _torch.FakeTensor)
 
 
 def tensors_in(value: Any, _within: tuple[int, ...] = ()) -> Iterator[torch.Tensor]:
-    """Yield every tensor in nested lists, tuples, mappings and dataclasses.
+    """Yield every tensor in nested lists, tuples, deques, mappings and dataclasses.
 
     A container may hold itself.
     """
@@ -67,7 +68,7 @@ def tensors_in(value: Any, _within: tuple[int, ...] = ()) -> Iterator[torch.Tens
 
 
 def _parts_of(value: Any) -> Iterable[Any]:
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return value
     if isinstance(value, (dict, Mapping)):  # to ask the abstract class takes ten times as long
         return value.values()

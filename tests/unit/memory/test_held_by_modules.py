@@ -229,6 +229,30 @@ def test_optimizer_state_that_is_of_no_parameter_is_optimizer_state() -> None:
     assert own.optimizer_state == WEIGHT * F32
 
 
+class Delayed(torch.optim.SGD):
+    """Keeps the gradients of the last two steps in a deque, as AdaShift does."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state.setdefault("gradients", deque(maxlen=2)).append(parameter.grad)
+
+
+def test_optimizer_state_in_a_deque_is_optimizer_state() -> None:
+    model, x = linear(), torch.ones(ROWS, WIDTH)
+    optimizer = Delayed(model.parameters(), lr=0.1)
+
+    def run() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(2):
+        run()
+    memory, own = held_at_the_end(run, model)
+    assert memory.by_role()["optimizer state"] == own.optimizer_state == 2 * WEIGHT * F32
+
+
 class KeepsWeights(torch.optim.Optimizer):
     """Keeps a copy of each parameter, and has another optimizer take the step, as SAM does."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,9 +38,9 @@ class Output:
 
 
 def test_tensors_in_finds_tensors_in_every_container() -> None:
-    a, b, c, d = (torch.full((1,), float(i)) for i in range(4))
-    nested = [a, (1, {"x": b}), Output(logits=c, states=(d,)), "text", None]
-    assert [int(t) for t in tensors_in(nested)] == [0, 1, 2, 3]
+    a, b, c, d, e = (torch.full((1,), float(i)) for i in range(5))
+    nested = [a, (1, {"x": b}), Output(logits=c, states=(d,)), "text", None, deque([e])]
+    assert [int(t) for t in tensors_in(nested)] == [0, 1, 2, 3, 4]
 
 
 def test_tensors_in_ends_in_a_container_that_holds_itself() -> None:
