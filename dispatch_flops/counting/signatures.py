@@ -47,6 +47,8 @@ def call_signature(args: Any, kwargs: Any, used_params: set[int], numbers: Numbe
             key += (cls, signature_of(a, used_params, tensors, numbers))
     if kwargs:
         key.append(signature_of(kwargs, used_params, tensors, numbers))
+    if tensors:  # kernels of devices differ in what they keep, such as statistics in float32
+        key.append(tensors[0].device)
     if len(tensors) == 1:
         if tensors[0].is_sparse:  # the shape does not tell how much is stored
             raise TypeError

@@ -174,3 +174,20 @@ def test_whole_and_other_numbers_in_a_list_are_told_apart() -> None:
         torch._foreach_add([whole], [1.0])
     total = counter.profile.total()
     assert (total.flops, total.bytes_written) == (11, (8 + 4) * 11)
+
+
+@pytest.mark.parametrize("devices", [("meta", "cpu"), ("cpu", "meta")])
+def test_devices_whose_kernels_return_other_results_are_told_apart(
+    devices: tuple[str, str],
+) -> None:
+    """The meta device keeps the mean and the deviation of each row in float32, as CUDA does."""
+    rows, width, bfloat16 = 11, 7, 2
+    SHARED_PLANS.rules_changed()
+    written = {}
+    for device in devices:
+        layer = nn.LayerNorm(width, device=device, dtype=torch.bfloat16)
+        with FlopCounterMode(display=False) as counter:
+            layer(torch.empty(rows, width, device=device, dtype=torch.bfloat16))
+        written[device] = counter.profile.total().bytes_written
+    result = rows * width * bfloat16
+    assert written == {"cpu": result + rows * 2 * bfloat16, "meta": result + rows * 2 * 4}
