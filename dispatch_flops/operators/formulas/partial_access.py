@@ -7,6 +7,7 @@ source's elements.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -172,13 +173,17 @@ def _unless(**needed: bool) -> list[str]:
     return [name for name, is_needed in needed.items() if not is_needed]
 
 
+def _unneeded(grads: Any, mask: Iterable[bool]) -> tuple[Any, ...]:
+    return tuple(grad for grad, is_needed in zip(grads, mask, strict=False) if not is_needed)
+
+
 @declare_access(ops("mps_convolution_backward", "mps_convolution_transpose_backward"))
 def mps_convolution_backward(arguments: Arguments, out: Any) -> Access:
     """The weight for the input's gradient, the input for the weight's, neither for the bias's."""
     mask = arguments["output_mask"]
     to_input, to_weight, *_ = mask
-    unneeded = tuple(grad for grad, is_needed in zip(out, mask, strict=False) if not is_needed)
-    return Access(unread=_unless(self=to_weight, weight=to_input), unneeded=unneeded)
+    unread = _unless(self=to_weight, weight=to_input)
+    return Access(unread=unread, unneeded=_unneeded(out, mask))
 
 
 @declare_access(ops("linear_backward", "mkldnn_linear_backward"))
@@ -208,9 +213,12 @@ def norm_backward(arguments: Arguments, out: Any) -> Access:
 
 @declare_access(ops("native_batch_norm_backward", "batch_norm_backward"))
 def batch_norm_backward(arguments: Arguments, out: Any) -> Access:
-    """Training reads the statistics of the batch, evaluation the running ones."""
+    """Training reads the statistics of the batch, evaluation the running ones.
+
+    The meta device returns the input's gradient in any case.
+    """
     train = arguments["train"] if "train" in arguments else arguments["update"]
-    to_input, to_weight, _ = arguments["output_mask"]
+    to_input, to_weight, _ = mask = arguments["output_mask"]
     either = to_input or to_weight
     centred = to_weight or (to_input and train)
     return Access(
@@ -222,7 +230,8 @@ def batch_norm_backward(arguments: Arguments, out: Any) -> Access:
             save_mean=train and either,
             save_invstd=train and either,
             save_var=train and either,
-        )
+        ),
+        unneeded=_unneeded(out, mask),
     )
 
 

@@ -671,6 +671,20 @@ def test_bytes_of_a_call_are_those_of_each_element_touched_once(case: str) -> No
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("train", [True, False])
+def test_input_whose_gradient_batch_norm_was_not_asked_for_has_none(
+    train: bool, device: str
+) -> None:
+    """The kernel of the meta device returns one."""
+    layer = nn.BatchNorm1d(3, device=device).train(train)
+    x = ones(2, 3, 35).to(device)
+    cost = profile_of(lambda: layer(x).backward(x)).by_operator()
+    backward = cost["aten.native_batch_norm_backward.default"].cost
+    assert backward is not None
+    assert backward.bytes_written == F32 * (3 + 3)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_bytes_of_calls_that_differ_only_in_memory_are_those_of_each_call(device: str) -> None:
     """The same shapes: separate, repeated, expanded, shifted, and in the other order."""
     a, b, line, long = (ones(*size).to(device) for size in ((3, 5), (3, 5), (5,), (6, 5)))
