@@ -13,6 +13,7 @@ from dispatch_flops.operators.tensors import has_no_data
 
 aten = torch.ops.aten
 _RUN_GROUPED_MM = _torch.kernel_of(aten._grouped_mm.default)
+_RUN_BATCH_NORM_BACKWARD = _torch.kernel_of(aten.native_batch_norm_backward.default)
 _DTYPES = {
     bool: torch.bool,
     int: torch.int64,
@@ -43,6 +44,13 @@ def _grouped_mm(
     return out.to(out_dtype or a.dtype)
 
 
+def _batch_norm_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
+    """Give no gradient that was not asked for; the meta device returns the input's in any case."""
+    grads = _RUN_BATCH_NORM_BACKWARD(*args, **kwargs)
+    mask = kwargs["output_mask"] if kwargs else args[-1]  # the last parameter
+    return tuple(grad if is_asked else None for grad, is_asked in zip(grads, mask, strict=True))
+
+
 def _taking_constants(func: OpOverload) -> Callable[..., Any]:
     """Return what runs ``func``, and takes numbers for constants of a graph.
 
@@ -61,5 +69,6 @@ def _as_tensor(value: Any) -> torch.Tensor:
 
 _KERNELS: dict[OpOverload, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_mm,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
     **{op: _taking_constants(op) for op in (aten.equal.default, aten._local_scalar_dense.default)},
 }

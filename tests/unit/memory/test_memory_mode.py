@@ -575,6 +575,18 @@ def test_gradients_of_what_functional_call_puts_in_a_module_are_not_asked_for() 
     assert memory_of(run, model).peak_bytes > 0
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_meta_makes_no_gradient_of_an_input_that_batch_norm_was_not_asked_for(train: bool) -> None:
+    rows, width = 1009, 7
+    model = nn.BatchNorm1d(width, device="meta").train(train)
+    x, grad = (torch.empty(rows, width, device="meta") for _ in range(2))
+    memory = memory_of(lambda: model(x).backward(grad), model)
+    at_backward = memory.by_role("backward")
+    assert at_backward["inputs"] == 2 * rows * width * F32
+    assert "temporaries" not in at_backward
+    assert at_backward["gradients"] == 2 * width * F32
+
+
 def test_meta_equals_cpu_to_the_byte() -> None:
     def step(device: str) -> Callable[[], None]:
         model = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5), nn.Linear(5, 7))
