@@ -42,4 +42,8 @@ def outside_text(profile: Profile) -> str:
         return ""
     macs = f"{at_least(macs_text(outside.macs), is_bound)}, " if outside.macs else ""
     flops = at_least(flops_text(outside.flops), is_bound)
-    return f"Outside the model (loss, optimizer, other code): {macs}{flops}"
+    of = "loss, optimizer, other code"
+    root = profile.root
+    if root.active_params and not (root.calls or root.is_several_models):
+        of = f"no call of it was seen: its methods, {of}"
+    return f"Outside the model ({of}): {macs}{flops}"

@@ -11,6 +11,7 @@ from dispatch_flops.analysis.folding import fold
 from dispatch_flops.analysis.machines import Machine
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import Profile, RunInfo, StepTiming, TensorInput
+from dispatch_flops.profile.tree import SEVERAL_MODELS
 from dispatch_flops.renderers import View, overview
 from dispatch_flops.renderers.overview.rows import module_rows
 from tests.helpers.trees import (
@@ -326,6 +327,18 @@ class TestOperatorsAndRemarks:
         profile = training_step()
         assert profile.outside.total().flops
         assert "Outside the model" in overview.render(profile)
+
+    def test_work_of_a_model_that_was_not_called_is_outside(self) -> None:
+        """One of its methods may use its parameters."""
+        model = linear("", 3, 5, calls=0)
+        for root, is_told in (
+            (model, True),
+            (dataclasses.replace(model, active_params=0), False),
+            (dataclasses.replace(model, class_name=SEVERAL_MODELS), False),
+            (dataclasses.replace(model, calls=1), False),
+        ):
+            text = overview.render(Profile(root=root, outside=training_step().outside))
+            assert ("(no call of it was seen: its methods, loss" in text) is is_told
 
     def test_work_outside_the_model_without_a_cost_is_a_lower_bound(self) -> None:
         outside = module(
