@@ -123,12 +123,12 @@ class ReportedOperator:
 
         numbers: those that calls like it have in common. A workspace may depend on others.
         """
-        is_free = NUMBERS - numbers.by_value
+        untold = NUMBERS - numbers.by_value
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if not self._may_be_reported(args):
                 known.to_be_run(self._func)
-            elif kwargs or not self.rule.is_steady or not is_free.isdisjoint(map(type, args)):
+            elif kwargs or not self.rule.is_steady or not untold.isdisjoint(map(type, args)):
                 known.run = self.run
             else:
                 known.run = self._remembering(known.cost, on_cuda=is_on_cuda(args))
