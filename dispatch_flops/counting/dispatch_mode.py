@@ -294,6 +294,8 @@ class CountingMode(EnteredMode):
             plan.parts = self._parts_of(func)
             if func is meta_rms_norm.FUSED and self.conventions.target == "cuda":
                 plan.strategy = meta_rms_norm.normalize
+        elif func is meta_rms_norm.FUSED and rule is not None and rule.builtin:
+            plan.parts, plan.is_whole = self._parts_of(func), meta_rms_norm.is_whole
         if rule is None:
             plan.fixed = KnownCall(cost=CallCost(plan.name, "unknown"))
         elif rule.kind == "free" and (func.is_view or not rule.moves):
@@ -398,6 +400,9 @@ class CountingMode(EnteredMode):
 
     def run_and_record(self, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run the operator and record its cost; return its result."""
+        if plan.is_whole is not None and not plan.is_whole(args, self.conventions.target):
+            with self:
+                return plan.parts(*args, **kwargs)
         out = plan.call(*args, **kwargs)
         self._record(plan, args, kwargs, out)
         return out

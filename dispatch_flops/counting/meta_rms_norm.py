@@ -37,6 +37,17 @@ def normalize(mode: Mode, plan: Plan, args: Any, kwargs: dict[str, Any]) -> Any:
     return mode.run_and_record(plan, args, kwargs)
 
 
+def is_whole(args: Any, target: str) -> bool:
+    """Return True where a torch that was built for CUDA runs its kernel, or would on the target.
+
+    In inference mode the operator arrives whole on other devices, too.
+    """
+    x = args[0]
+    if x.device.type not in ("cpu", "meta") or x.is_nested:
+        return True
+    return target == "cuda" and has_no_data(x) and _torch.traced_graph() is None
+
+
 def kernels(target: Target) -> Kernels:
     """Return the kernels of RMS norm on tensors without data, where it is to be as on CUDA."""
     if target != "cuda":

@@ -42,6 +42,8 @@ class Plan:
     calls: other calls and their costs.
     strategy: takes the place of running and recording the operator; None for most operators.
     parts: runs the operators that a composite operator consists of.
+    is_whole: of one that devices with a kernel run whole, for the arguments of a new call and the
+        target; other devices take it apart. None for most operators.
     numbers: which numbers among the arguments decide the cost by their values.
     reads_data: the result depends on values. varies_in_shape: the shape of a result does.
     by_thread: the plan of each thread, where ``overridden`` gives threads different rules.
@@ -56,6 +58,7 @@ class Plan:
     calls: KnownCalls = field(default_factory=KnownCalls)
     strategy: Strategy | None = None
     parts: Callable[..., Any] = _no_parts
+    is_whole: Callable[[Any, str], bool] | None = None
     numbers: NumberKeys = BY_VALUE
     reads_data: bool = False
     varies_in_shape: bool = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
@@ -16,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dispatch_flops import FlopCounterMode, Profile, _torch
 from dispatch_flops.counting import meta_rms_norm
+from dispatch_flops.counting.plans import SHARED_PLANS
 
 M, D = 3, 7  # rows and width
 N = M * D
@@ -88,6 +90,47 @@ def test_norm_keeps_its_result_and_what_backward_needs_of_each_row(
     assert held.own.activations == N * dtype.itemsize + M * of_sum
     assert memory.peak_bytes == (2 * N + D) * dtype.itemsize + M * of_sum
     assert not memory.is_approximate
+
+
+@pytest.fixture
+def built_for_cuda() -> Iterator[None]:
+    """Give torch a kernel for CUDA, if it was built without: it is never run."""
+    SHARED_PLANS.rules_changed()
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        if not _torch.has_kernel("aten::_fused_rms_norm", "CUDA"):
+            library.impl("_fused_rms_norm", lambda *_: None, "CUDA")
+        yield
+    SHARED_PLANS.rules_changed()
+
+
+@pytest.mark.usefixtures("built_for_cuda")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_norm_is_taken_apart_by_the_device_where_torch_was_built_for_cuda(mode: Any) -> None:
+    model, found = layer(), {}
+    with mode():
+        for device, target in itertools.product(("cpu", "meta"), ("cpu", "cuda")):
+            model.to_empty(device=device)
+            profile = profile_of(model, device, target=target, memory=True)
+            assert profile.memory is not None
+            found[device, target] = operators(profile), profile.memory.peak_bytes
+    assert found["cpu", "cpu"] == found["cpu", "cuda"] == found["meta", "cpu"]
+    assert found["meta", "cpu"][0] == PARTS
+    assert found["meta", "cuda"] == ({FUSED}, (2 * N + D + M) * 4)
+
+
+@pytest.mark.usefixtures("built_for_cuda")
+def test_norm_of_fake_tensors_on_cuda_is_one_operator_in_inference_mode() -> None:
+    with FakeTensorMode(), torch.inference_mode():
+        assert operators(profile_of(layer("cuda"), "cuda", target="cpu")) == {FUSED}
+
+
+@pytest.mark.usefixtures("built_for_cuda")
+def test_formula_of_the_users_is_asked_of_the_whole_norm() -> None:
+    stated = 10_007
+    rule = {torch.ops.aten._fused_rms_norm: lambda *_, out, **__: stated}
+    with torch.inference_mode():
+        profile = profile_of(layer("cpu"), "cpu", target="cpu", custom_mapping=rule)
+    assert profile.total().flops == stated
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.enable_grad])

@@ -120,13 +120,13 @@ def test_sharded_parameters_count_with_this_ranks_shard(ranks: int) -> None:
 
 @pytest.mark.parametrize(
     "run",
-    [lambda x: x.sum(1, dtype=torch.float64), lambda x: x.sort(1), lambda x: x.median(1)],
-    ids=["sum", "sort", "median"],
+    [lambda x: x.sum(1, dtype=torch.float64), lambda x: x.sort(1)],
+    ids=["sum", "sort"],
 )
 def test_workspace_on_a_sharded_tensor_is_that_of_this_ranks_shard(
     ranks: int, run: Callable[[Tensor], object]
 ) -> None:
-    """The first counts for the bytes of its workspace, others are asked of the allocator."""
+    """The first counts for the bytes of its workspace, the other is asked of the allocator."""
     mesh, shard = init_device_mesh("cpu", (ranks,)), torch.rand(7, 101)
     whole = DTensor.from_local(shard, mesh, [Shard(0)])
     found = []
