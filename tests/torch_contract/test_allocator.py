@@ -57,6 +57,13 @@ def test_settings_of_kernels_on_cuda_change_with_what_the_program_sets() -> None
             assert _torch.kernel_settings(on_cuda=True) != before
     with torch.no_grad():
         assert _torch.kernel_settings(on_cuda=True) != before
+    for layer in (torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
+        precision = layer.fp32_precision
+        layer.fp32_precision = "ieee"
+        try:
+            assert _torch.kernel_settings(on_cuda=True) != before
+        finally:
+            layer.fp32_precision = precision
     with torch.backends.cudnn.flags(enabled=True, benchmark=True):
         assert _torch.kernel_settings(on_cuda=True) is None
     assert _torch.kernel_settings(on_cuda=True) == before
@@ -71,6 +78,8 @@ def test_settings_of_kernels_change_with_what_the_program_sets() -> None:
         assert _torch.kernel_settings(on_cuda=False) != before
     with torch.no_grad():
         assert _torch.kernel_settings(on_cuda=False) != before
+    with torch.backends.nnpack.flags(enabled=False):
+        assert _torch.kernel_settings(on_cuda=False) != before
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
@@ -84,3 +93,14 @@ def test_settings_of_kernels_change_with_what_the_program_sets() -> None:
     finally:
         torch.backends.mkldnn.conv.fp32_precision = precision
     assert _torch.kernel_settings(on_cuda=False) == before
+
+
+@pytest.mark.parametrize("on_cuda", [False, True])
+def test_settings_of_kernels_have_whether_these_are_to_be_deterministic(*, on_cuda: bool) -> None:
+    before = _torch.kernel_settings(on_cuda=on_cuda)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert _torch.kernel_settings(on_cuda=on_cuda) != before
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert _torch.kernel_settings(on_cuda=on_cuda) == before

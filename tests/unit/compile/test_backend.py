@@ -332,3 +332,15 @@ def test_mfu_refuses_a_peak_that_is_not_a_positive_number(peak: Any) -> None:
 def test_step_without_time_has_no_rates() -> None:
     step = Step(costs={"forward": OpCost(flops=6)}, seconds=0.0)
     assert step.flops_per_s is step.mfu(2.0) is None
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_graph_has_no_bytes_of_a_batch_norms_gradient_that_was_not_asked_for(train: bool) -> None:
+    """In graphs, as on the meta device, the operator returns one for its input in any case."""
+    layer = nn.BatchNorm1d(H).train(train)
+    backend = counting_backend("aot_eager", strict=True)
+    x = torch.ones(3, H, I)
+    torch.compile(layer, backend=backend)(x).backward(x)
+    backward = backend.profile().by_operator()["aten.native_batch_norm_backward.default"].cost
+    assert backward is not None
+    assert backward.bytes_written == 4 * (H + H)

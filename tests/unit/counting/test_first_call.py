@@ -9,6 +9,7 @@ import json
 import platform
 import subprocess
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -49,8 +50,10 @@ def tensor_input(name: str, *shape: int, dtype: str = "float32") -> TensorInput:
     return TensorInput(name=name, shape=shape, dtype=dtype, device="cpu")
 
 
-def test_inputs_of_a_call_are_named_and_described() -> None:
-    cache = [(torch.ones(2, 11), torch.ones(13)), {"mask": torch.ones(3, dtype=torch.bool)}]
+@pytest.mark.parametrize("container", [list, tuple, deque])
+def test_inputs_of_a_call_are_named_and_described(container: Any) -> None:
+    tensors = torch.ones(2, 11), torch.ones(13)
+    cache = [container(tensors), {"mask": torch.ones(3, dtype=torch.bool)}]
     expected = (
         tensor_input("x", 3, 7),
         tensor_input("cache.0.0", 2, 11),

@@ -16,7 +16,7 @@ from torch.nn import functional
 from dispatch_flops import FlopCounterMode, _torch
 from dispatch_flops.counting.known_calls import KnownCall
 from dispatch_flops.counting.plans import SHARED_PLANS
-from dispatch_flops.memory import kernel_allocations
+from dispatch_flops.memory import found_workspaces, kernel_allocations
 from dispatch_flops.memory.kernel_allocations import ReportedOperator, last_kernel
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.numbers import BY_TYPE, BY_VALUE, NumberKeys
@@ -216,19 +216,21 @@ def test_allocator_reports_each_call_whose_workspace_depends_on_values(
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
-def test_settings_are_read_anew_for_a_call_that_is_known(reports: list[None]) -> None:
-    """A convolution in a loop is known by comparison from its third call on."""
-    layer, x = nn.Conv2d(16, 32, 3).requires_grad_(False), torch.randn(2, 16, 17, 19)
-    held = [x, *layer.parameters()]
+def test_settings_are_read_anew_for_a_call_that_is_known(
+    reports: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum that casts an operand, in a loop, is known by comparison from its third call on."""
+    monkeypatch.setattr(found_workspaces, "_found", {})
+    doubles = SIGNAL.double()
 
     def alternate() -> None:
         for _ in range(5):
-            layer(x)
+            SIGNAL + doubles
             with torch.backends.mkldnn.flags(enabled=False):
-                layer(x)
+                SIGNAL + doubles
 
-    assert_equals_the_allocators(alternate, held)
-    assert len(reports) == 2
+    assert_equals_the_allocators(alternate, SIGNAL, doubles)
+    assert len(reports) == 1 + 2  # to find out that it casts, and under each of the settings
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")

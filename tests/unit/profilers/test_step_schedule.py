@@ -216,7 +216,8 @@ def test_estimate_is_not_biased_by_a_period(model: nn.Module) -> None:
                     extra + extra
     assert meter.is_estimate
     # The share of a sample of n has a standard deviation of sqrt(0.1 x 0.9 / n), 0.95 %. That of as
-    # many others has, too, and half of the steps are others.
+    # many others has, too, and half of the steps are others. The deviation that the sample has is
+    # itself off by 4 %, (1 - 2 x 0.1) / (2 x sqrt(0.1 x 0.9 x n)), in two of three cases.
     expected = 2000 * 100 * CALL * 0.0095 * math.sqrt(2) / 2
     assert meter.run.standard_error == pytest.approx(expected, rel=0.1)
     assert abs(meter.total_flops / (2000 * CALL) - (1 + 0.1 * 100)) < 3 * 0.0095 * 100
