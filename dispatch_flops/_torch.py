@@ -798,36 +798,50 @@ _fp32_precision: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 
 # Public: ``torch.backends.cudnn.enabled``, which takes longer to read.
 is_cudnn_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
+_is_grad_enabled = torch.is_grad_enabled
+_is_deterministic = torch._C._get_deterministic_algorithms
+_is_cudnn_deterministic = torch._C._get_cudnn_deterministic
+_tries_kernels = torch._C._get_cudnn_benchmark
+_may_use_tf32 = torch._C._get_cudnn_allow_tf32
 
 
-def kernel_settings(*, on_cuda: bool) -> tuple[Any, ...] | None:
-    """Return the settings by which a device's kernels of convolutions and layers are chosen.
+# Returns the settings by which a device's kernels of convolutions and layers are chosen; None if
+# they do not tell. Public: ``torch.backends.mkldnn.flags``, ``torch.backends.cudnn.flags`` and
+# ``fp32_precision``, which take longer to read.
+SettingsReader = Callable[[], tuple[Any, ...] | None]
 
-    None if they do not tell: cuDNN tries its kernels when it meets a new signature.
 
-    Public: ``torch.backends.mkldnn.flags``, ``torch.backends.cudnn.flags`` and ``fp32_precision``,
-    which take longer to read.
-    """
-    if not on_cuda:
-        return (
-            torch.get_num_threads(),
-            torch.is_grad_enabled(),
-            torch._C._get_mkldnn_enabled(),
-            torch._C._get_mkldnn_deterministic(),
-            torch._C._get_nnpack_enabled(),
-            torch._C._get_deterministic_algorithms(),
-            _fp32_precision("mkldnn", "conv"),
-            _fp32_precision("mkldnn", "rnn"),
-        )
-    if torch._C._get_cudnn_benchmark():
-        return None
+def cpu_kernel_settings() -> tuple[Any, ...] | None:
+    """Return the settings by which kernels on the CPU are chosen."""
     return (
-        torch.is_grad_enabled(),
-        torch._C._get_deterministic_algorithms(),
+        torch.get_num_threads(),
+        _is_grad_enabled(),
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_mkldnn_deterministic(),
+        torch._C._get_nnpack_enabled(),
+        _is_deterministic(),
+        _fp32_precision("mkldnn", "conv"),
+        _fp32_precision("mkldnn", "rnn"),
+    )
+
+
+def cuda_kernel_settings() -> tuple[Any, ...] | None:
+    """Return the settings by which kernels on CUDA are chosen.
+
+    None where cuDNN tries its kernels when it meets a new signature.
+    """
+    if _tries_kernels():
+        return None
+    try:
+        precision: Any = _may_use_tf32()  # a third of the time that two texts take
+    except RuntimeError:  # some kernels may, others may not
+        precision = _fp32_precision("cuda", "conv"), _fp32_precision("cuda", "rnn")
+    return (
+        _is_grad_enabled(),
+        _is_deterministic(),
         is_cudnn_enabled(),
-        torch._C._get_cudnn_deterministic(),
-        _fp32_precision("cuda", "conv"),
-        _fp32_precision("cuda", "rnn"),
+        _is_cudnn_deterministic(),
+        precision,
     )
 
 

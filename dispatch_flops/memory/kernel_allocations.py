@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
+from dispatch_flops._torch import SettingsReader
 from dispatch_flops.counting.known_calls import KnownCall
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.numbers import NUMBERS, NumberKeys
@@ -74,10 +75,11 @@ class ReportedOperator:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call, and let ``last_kernel`` know what an earlier one or the allocator says."""
         if not self._may_be_reported(args):
+            last_kernel.workspace = None
             return self._call(*args, **kwargs)
         if kwargs or not self.rule.is_steady:
             return self._run_asking(args, kwargs)
-        settings = _torch.kernel_settings(on_cuda=is_on_cuda(args))
+        settings = settings_reader(on_cuda=is_on_cuda(args))()
         signature = None if settings is None else _signature(args)
         if signature is None:
             return self._run_asking(args, kwargs)
@@ -131,20 +133,20 @@ class ReportedOperator:
             elif kwargs or not self.rule.is_steady or not untold.isdisjoint(map(type, args)):
                 known.run = self.run
             else:
-                known.run = self._remembering(known.cost, on_cuda=is_on_cuda(args))
+                known.run = self._remembering(known.cost, settings_reader(on_cuda=is_on_cuda(args)))
             assert known.run is not None
             return known.run(*args, **kwargs)
 
         known.run = run
 
-    def _remembering(self, cost: CallCost, *, on_cuda: bool) -> Callable[..., Any]:
+    def _remembering(self, cost: CallCost, read_settings: SettingsReader) -> Callable[..., Any]:
         """Return what runs calls that are all alike, and remembers their workspace by settings."""
         fastest = KnownCall(cost=cost)
         fastest.to_be_run(self._func)
         sizes: dict[Any, int] = {}
 
         def run(*args: Any) -> Any:
-            settings = _torch.kernel_settings(on_cuda=on_cuda)
+            settings = read_settings()
             size = sizes.get(settings)
             if size is None:
                 out = self.run(*args)
@@ -186,12 +188,19 @@ def _signature(args: Any) -> Any:
     return signature
 
 
+def settings_reader(*, on_cuda: bool) -> SettingsReader:
+    """Return what reads the settings by which a device's kernels are chosen."""
+    return _torch.cuda_kernel_settings if on_cuda else _torch.cpu_kernel_settings
+
+
 def is_on_cuda(args: Iterable[Any]) -> bool:
     """Return True if the first tensor of a call has data on a CUDA device."""
     for arg in args:
         first = arg[0] if arg.__class__ is list and arg else arg
-        if first.__class__ is _Tensor or first.__class__ is _Parameter:
-            return bool(first.is_cuda)
+        cls = first.__class__
+        if cls is _Tensor or cls is _Parameter:
+            is_cuda: bool = first.is_cuda
+            return is_cuda
     return False
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dispatch_flops import _torch
+from dispatch_flops._torch import SettingsReader
 from dispatch_flops.counting.dispatch_mode import CountingMode
 from dispatch_flops.counting.module_tracker import Tracker
 from dispatch_flops.counting.observers import OperatorTimer
@@ -30,6 +31,7 @@ from dispatch_flops.memory.kernel_allocations import (
     ReportedOperator,
     is_on_cuda,
     last_kernel,
+    settings_reader,
 )
 from dispatch_flops.memory.replaced_operators import may_replace, node_replacing
 from dispatch_flops.memory.reused_arguments import (
@@ -102,13 +104,13 @@ class _LayerMemory:
     """The operator that made a layer's output, or changed its input, and nothing else.
 
     workspace: bytes. settings: by which its kernel was chosen; None if no kernel that may be chosen
-    has a workspace. on_cuda: they are those of kernels on CUDA.
+    has a workspace. read_settings: returns those of the moment.
     """
 
     operator: _Operator
     workspace: int = 0
     settings: tuple[Any, ...] | None = None
-    on_cuda: bool = False
+    read_settings: SettingsReader = _torch.cpu_kernel_settings
 
 
 class MemoryMode(CountingMode):
@@ -360,15 +362,15 @@ class MemoryMode(CountingMode):
         if not (workspaces or is_chosen):
             return _LayerMemory(found[0])
         size = self._workspaces.latest if workspaces else 0
-        settings = _torch.kernel_settings(on_cuda=output.is_cuda)
+        read_settings = settings_reader(on_cuda=output.is_cuda)
+        settings = read_settings()
         if size is None or not rule.is_steady or settings is None:
             return None
-        return _LayerMemory(found[0], size, settings, on_cuda=output.is_cuda)
+        return _LayerMemory(found[0], size, settings, read_settings)
 
     def can_repeat_layer(self, noted: _LayerMemory) -> bool:
         """Return True if the kernel has the workspace that it had."""
-        settings = noted.settings
-        return settings is None or settings == _torch.kernel_settings(on_cuda=noted.on_cuda)
+        return noted.settings is None or noted.settings == noted.read_settings()
 
     def repeat_layer(
         self,
@@ -462,7 +464,6 @@ class MemoryMode(CountingMode):
             self._workspaces.note(size)
         if size is not None:
             return size
-        last_kernel.workspace = None  # an earlier call's
         if not operator.is_reported:
             operator.is_reported = True
             self._plans.pop(id(operator.func), None)  # to be adapted again
@@ -471,7 +472,9 @@ class MemoryMode(CountingMode):
     def _workspace(self, operator: _Operator, args: Any, kwargs: Any, out: Any) -> int:
         """Return the bytes that the kernel allocated for itself while it ran."""
         rule = operator.workspace
-        size = reported = last_kernel.take()
+        # What ``take`` does: it is not the workspace of an operator around this one.
+        size, last_kernel.workspace = last_kernel.workspace, None
+        reported = size
         if size == 0 and rule.is_steady:
             return 0
         if rule.reads_result:

@@ -57,10 +57,14 @@ def tensors_in(value: Any, _within: tuple[int, ...] = ()) -> Iterator[torch.Tens
 
     A container may hold itself.
     """
-    if isinstance(value, torch.Tensor):
+    if value.__class__ is dict:  # the state of a parameter, say: what follows takes longer
+        parts: Iterable[Any] = value.values()
+    elif isinstance(value, torch.Tensor):
         yield value
         return
-    for part in _parts_of(value):
+    else:
+        parts = _parts_of(value)
+    for part in parts:
         if isinstance(part, torch.Tensor):  # most parts: a generator for each takes longer
             yield part
         elif part is not value and id(part) not in _within:

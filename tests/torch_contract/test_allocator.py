@@ -51,56 +51,63 @@ def test_block_that_was_reported_is_remembered_by_its_address() -> None:
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
 def test_settings_of_kernels_on_cuda_change_with_what_the_program_sets() -> None:
-    before = _torch.kernel_settings(on_cuda=True)
+    before = _torch.cuda_kernel_settings()
     for setting in ({"enabled": False}, {"deterministic": True}, {"benchmark": True}):
         with torch.backends.cudnn.flags(**{"enabled": True, "allow_tf32": True, **setting}):
-            assert _torch.kernel_settings(on_cuda=True) != before
+            assert _torch.cuda_kernel_settings() != before
     with torch.no_grad():
-        assert _torch.kernel_settings(on_cuda=True) != before
-    for layer in (torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
-        precision = layer.fp32_precision
-        layer.fp32_precision = "ieee"
-        try:
-            assert _torch.kernel_settings(on_cuda=True) != before
-        finally:
+        assert _torch.cuda_kernel_settings() != before
+    layers = torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    precisions = [layer.fp32_precision for layer in layers]
+    found = {before}
+    try:
+        for precision in ("ieee", "tf32"):
+            for layer in layers:  # of the four combinations, torch's first function knows two
+                layer.fp32_precision = precision
+                found.add(_torch.cuda_kernel_settings())
+    finally:
+        for layer, precision in zip(layers, precisions, strict=True):
             layer.fp32_precision = precision
+    assert len(found) == 4
     with torch.backends.cudnn.flags(enabled=True, benchmark=True):
-        assert _torch.kernel_settings(on_cuda=True) is None
-    assert _torch.kernel_settings(on_cuda=True) == before
+        assert _torch.cuda_kernel_settings() is None
+    assert _torch.cuda_kernel_settings() == before
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
 def test_settings_of_kernels_change_with_what_the_program_sets() -> None:
-    before = _torch.kernel_settings(on_cuda=False)
+    before = _torch.cpu_kernel_settings()
     with torch.backends.mkldnn.flags(enabled=False):
-        assert _torch.kernel_settings(on_cuda=False) != before
+        assert _torch.cpu_kernel_settings() != before
     with torch.backends.mkldnn.flags(deterministic=True):
-        assert _torch.kernel_settings(on_cuda=False) != before
+        assert _torch.cpu_kernel_settings() != before
     with torch.no_grad():
-        assert _torch.kernel_settings(on_cuda=False) != before
+        assert _torch.cpu_kernel_settings() != before
     with torch.backends.nnpack.flags(enabled=False):
-        assert _torch.kernel_settings(on_cuda=False) != before
+        assert _torch.cpu_kernel_settings() != before
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        assert _torch.kernel_settings(on_cuda=False) != before
+        assert _torch.cpu_kernel_settings() != before
     finally:
         torch.set_num_threads(threads)
     precision = torch.backends.mkldnn.conv.fp32_precision
     torch.backends.mkldnn.conv.fp32_precision = "bf16"
     try:
-        assert _torch.kernel_settings(on_cuda=False) != before
+        assert _torch.cpu_kernel_settings() != before
     finally:
         torch.backends.mkldnn.conv.fp32_precision = precision
-    assert _torch.kernel_settings(on_cuda=False) == before
+    assert _torch.cpu_kernel_settings() == before
 
 
-@pytest.mark.parametrize("on_cuda", [False, True])
-def test_settings_of_kernels_have_whether_these_are_to_be_deterministic(*, on_cuda: bool) -> None:
-    before = _torch.kernel_settings(on_cuda=on_cuda)
+@pytest.mark.parametrize("read", [_torch.cpu_kernel_settings, _torch.cuda_kernel_settings])
+def test_settings_of_kernels_have_whether_these_are_to_be_deterministic(
+    read: _torch.SettingsReader,
+) -> None:
+    before = read()
     torch.use_deterministic_algorithms(True)
     try:
-        assert _torch.kernel_settings(on_cuda=on_cuda) != before
+        assert read() != before
     finally:
         torch.use_deterministic_algorithms(False)
-    assert _torch.kernel_settings(on_cuda=on_cuda) == before
+    assert read() == before
