@@ -150,6 +150,8 @@ def check_model(model: Any) -> None:
 def _sizes(shape: Any) -> tuple[int, ...]:
     if isinstance(shape, torch.Tensor):
         raise TargetError("input_shape is a Tensor; pass the inputs themselves as args=[x]")
+    if isinstance(shape, (list, tuple)) and any(isinstance(size, torch.Tensor) for size in shape):
+        raise TargetError("input_shape holds a Tensor; pass inputs by their name, as args=[x]")
     try:
         sizes = tuple(operator.index(size) for size in shape)
     except TypeError:

@@ -49,6 +49,7 @@ def test_model_without_inputs_is_profiled() -> None:
         ({"input_shape": (2, -1)}, "input_shape"),
         ({"input_shape": "2,5"}, "input_shape"),
         ({"input_shape": [(2, 5), (2, 5)]}, "or the inputs themselves as args"),
+        ({"input_shape": (torch.ones(1, dtype=torch.long),)}, r"holds a Tensor.*args=\[x\]"),
         ({"input_shape": (2, 5), "args": [1]}, "input_shape and args"),
         ({"input_shape": (2, 5), "mode": "nothing"}, "mode='nothing'"),
         ({"input_shape": (2, 5), "device": "cuda"}, "device='cuda'"),
