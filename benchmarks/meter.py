@@ -81,14 +81,31 @@ def run(steps: int) -> None:
 
 
 def look_up(rounds: int = 800) -> None:
-    """Compare a step of the meter with hooks that only look a signature up.
+    """Compare a step of the meter with hooks that only look a signature up."""
+    for title, has_optimizer in (("a call and an optimizer's step", True), ("a call", False)):
+        plain, looked, started, block = (
+            seconds * 1e6 for seconds in _least_of_steps(rounds, has_optimizer=has_optimizer)
+        )
+        rows = [
+            ("hooks that look up the signatures", looked - plain),
+            ("the rest, after start()", started - looked),
+            ("the rest, in a step() block", block - looked),
+        ]
+        print(f"a step of the meter beyond an empty one, {title}: {plain:.1f} µs")
+        print(tabulate(rows, ("", "µs"), "github", floatfmt=".1f"), "\n")
+
+
+def _least_of_steps(rounds: int, *, has_optimizer: bool) -> list[float]:
+    """Return the least seconds of a bare step, a looked-up one, and one of the meter both ways.
 
     On a model and an optimizer that do next to nothing, so that little else is in the caches. Hooks
     on optimizers are torch's for all of them: no way has any while another one is measured.
     """
 
-    def make() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer | None, Callable[[], None]]:
         model, x = nn.Identity(), torch.ones(2, 3)
+        if not has_optimizer:
+            return model, None, lambda: model(x)
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
 
         def run() -> None:
@@ -113,8 +130,17 @@ def look_up(rounds: int = 800) -> None:
             known.setdefault(("stepping", optimizer_signature(optimizer)), 1)
 
         model.register_forward_pre_hook(on_call, with_kwargs=True)
-        optimizer.register_step_pre_hook(on_stepping)
+        if optimizer is not None:
+            optimizer.register_step_pre_hook(on_stepping)
         yield run
+
+    @contextlib.contextmanager
+    def started() -> Iterator[Callable[[], None]]:
+        model, optimizer, run = make()
+        meter = FlopMeter(model, optimizer, verify_every=0)
+        meter.start()
+        yield run
+        meter.stop()
 
     @contextlib.contextmanager
     def metered() -> Iterator[Callable[[], None]]:
@@ -127,14 +153,6 @@ def look_up(rounds: int = 800) -> None:
 
         yield step
 
-    @contextlib.contextmanager
-    def started() -> Iterator[Callable[[], None]]:
-        model, optimizer, run = make()
-        meter = FlopMeter(model, optimizer, verify_every=0)
-        meter.start()
-        yield run
-        meter.stop()
-
     ways = bare, looked_up, started, metered
     found: list[list[float]] = [[] for _ in ways]
     for _ in range(rounds):
@@ -146,14 +164,7 @@ def look_up(rounds: int = 800) -> None:
                 for _ in range(50):
                     step()
                 times.append((time.perf_counter() - start) / 50)
-    plain, looked, hooked, whole = (min(times) * 1e6 for times in found)
-    rows = [
-        ("hooks that look up the signatures", looked - plain),
-        ("the rest, after start()", hooked - looked),
-        ("the rest, in a step() block", whole - looked),
-    ]
-    print(f"a step of the meter beyond an empty step of {plain:.1f} µs")
-    print(tabulate(rows, ("", "µs"), "github", floatfmt=".1f"), "\n")
+    return [min(times) for times in found]
 
 
 class Mixture(nn.Module):
