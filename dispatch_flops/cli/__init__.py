@@ -17,13 +17,19 @@ from pathlib import Path
 
 from dispatch_flops.cli.exit_codes import ERROR, INTERRUPTED
 from dispatch_flops.cli.formats import choose_format, format_named
-from dispatch_flops.cli.output import check_writable, flush_stdout, print_error
+from dispatch_flops.cli.output import (
+    check_writable,
+    flush_stdout,
+    print_error,
+    writable_stderr,
+)
 from dispatch_flops.cli.parser import FIRST_STEPS, build_parser, complete_shell
 from dispatch_flops.errors import DispatchFlopsError
 
 __all__ = ["main"]
 
 
+@writable_stderr()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv`` (default: ``sys.argv[1:]``) and return the exit code.
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +72,25 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise TargetError if a file is a folder, or if its folder is none."""
-    if path.is_dir():
-        raise TargetError(f"cannot write {str(path)!r}: it is a folder; name a file in it")
-    if not path.parent.exists():
-        raise TargetError(
-            f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; make it "
-            "first"
-        )
-    if not path.parent.is_dir():
-        raise TargetError(f"cannot write {str(path)!r}: its folder is a file")
+    """Raise TargetError if a file cannot be written; leave it, or that there is none, as it is."""
+    shown = repr(str(path))
+    try:
+        if path.is_dir():
+            raise TargetError(f"cannot write {shown}: it is a folder; name a file in it")
+        if not path.parent.exists():
+            raise TargetError(
+                f"cannot write {shown}: the folder {str(path.parent)!r} does not exist; make it "
+                "first"
+            )
+        if not path.parent.is_dir():
+            raise TargetError(f"cannot write {shown}: its folder is a file")
+        if path.is_file():  # and not a pipe, which would end for its reader
+            path.open("ab").close()
+        elif not os.path.lexists(path):
+            path.open("xb").close()
+            path.unlink()
+    except OSError as error:
+        raise TargetError(f"cannot write {shown}: {error.strerror or error}") from None
 
 
 def page(text: str) -> None:
@@ -101,6 +110,19 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
     return buffer.getvalue()
+
+
+@contextmanager
+def writable_stderr() -> Iterator[None]:
+    """Discard progress and errors where the caller closed stderr.
+
+    ``sys.stderr`` is None there, and ``print(file=None)`` would mix them with the result.
+    """
+    if sys.stderr is not None:
+        yield
+        return
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
+        yield
 
 
 def print_error(text: str) -> None:

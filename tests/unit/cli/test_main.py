@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from dispatch_flops import __version__
+from dispatch_flops.cli import main
 from tests.helpers.command_line import NET, Run, Save, error_line, macs
 from tests.helpers.interpreters import run_python
 from tests.helpers.paths import REPOSITORY
@@ -140,6 +141,22 @@ class TestMain:
         Path("found_here.py").write_text(NET)
         assert run("profile", "found_here:make", "--device", "meta").code == 0
         del sys.modules["found_here"]
+
+    @pytest.mark.parametrize("command", ["profile --format json", "sweep --set width=3,5"])
+    def test_progress_never_reaches_stdout_where_stderr_is_closed(
+        self,
+        command: str,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        name, *options = command.split()
+        arguments = [name, "net.py:make", "--device", "meta", *options]
+        main(arguments)
+        expected = capsys.readouterr().out
+        monkeypatch.setattr(sys, "stderr", None)
+        assert main(arguments) == 0
+        assert sys.stderr is None
+        assert len(capsys.readouterr().out.splitlines()) == len(expected.splitlines())
 
     def test_process_settings_are_restored(self, run: Run) -> None:
         before = (list(sys.path), warnings.filters.copy(), sys.stdout)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from dispatch_flops.cli.output import csv_text, emit, page, print_error, progress_bar
+from dispatch_flops.cli.output import (
+    check_writable,
+    csv_text,
+    emit,
+    page,
+    print_error,
+    progress_bar,
+)
 from dispatch_flops.errors import TargetError
 
 
@@ -55,12 +64,33 @@ class TestEmit:
                 "cannot write 'none/x': the folder 'none' does not exist; make it first",
             ),
             (f"{__file__}/x", f"cannot write '{__file__}/x': its folder is a file"),
+            ("x" * 256, f"cannot write '{'x' * 256}': File name too long"),
         ],
     )
     def test_unwritable_file_is_refused(self, output: str, message: str) -> None:
         with pytest.raises(TargetError) as caught:
             emit("text", output)
         assert str(caught.value) == message
+
+    def test_check_of_a_file_leaves_the_folder_as_it_was(self) -> None:
+        Path("old").write_text("text")
+        Path("dangling").symlink_to("nowhere")
+        os.mkfifo("pipe")  # to open it would wait for a reader
+        before = sorted(Path().iterdir())
+        for name in ("old", "new", "dangling", "pipe"):
+            check_writable(Path(name))
+        assert sorted(Path().iterdir()) == before
+        assert Path("old").read_text() == "text"
+
+    def test_file_of_another_user_is_refused_before_anything_runs(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(Path, "open", refuse)
+        with pytest.raises(TargetError, match="cannot write 'new': Permission denied"):
+            check_writable(Path("new"))
 
 
 def test_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
