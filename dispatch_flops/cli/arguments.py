@@ -386,7 +386,7 @@ def positive(text: str) -> int:
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    names, known = tuple(text.split(",")), column_names()
+    names, known = tuple(name.strip() for name in text.split(",")), column_names()
     for name in names:
         if name not in known:
             raise argparse.ArgumentTypeError(

@@ -74,7 +74,7 @@ def parse_shape(text: str) -> ShapeSpec:
     match = _SHAPE.fullmatch(text.strip())
     if match is None:
         raise TargetError(f"--input-shape {text!r} is not a shape; {_SHAPE_HELP}")
-    listed = match["sizes"].strip().removeprefix("(").removesuffix(")").strip(" ,")
+    listed = match["sizes"].strip().strip("([])").strip(" ,")
     parts = re.split(r"\s*,\s*|(?<=\d)x(?=\d)", listed) if listed else []
     if not all(re.fullmatch(r"\d+|[^\W\d]\w*", part) for part in parts):
         raise TargetError(f"--input-shape {text!r} is not a shape; {_SHAPE_HELP}")

@@ -70,6 +70,7 @@ class TestShow:
         assert "each (Linear)" not in text("--depth", "1")
         assert "Share" in text()
         assert "Share" not in text("--columns", "macs,bytes")
+        assert text("--columns", " macs, bytes") == text("--columns", "macs,bytes")
         assert text("--sort", "macs").startswith("Net: ")
 
     @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ class TestParseShape:
             ("(2, 3,)", "", (2, 3), None),
             ("5", "", (5,), None),
             ("()", "", (), None),
+            ("[3, 5]", "", (3, 5), None),
             ("0,4", "", (0, 4), None),
             ("ids=1,128:int64", "ids", (1, 128), torch.int64),
             ("batch,seq:bool", "", ("batch", "seq"), torch.bool),
