@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from dispatch_flops.analysis.machines import Link, Machine
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.fields import build, texts
+from dispatch_flops.profile.json_data import read_settings
 
 _TABLES = ("flops_per_s", "kernel_flops_per_s")
 _LINKS = ("node_link", "network_link")
@@ -24,12 +24,7 @@ def load_machine(path: str | Path) -> Machine:
 
     Raises ConfigError naming the file and the key that is missing, unknown or of the wrong type.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+    data = read_settings(Path(path))
     try:
         return _machine(data)
     except (ValueError, ConfigError) as error:

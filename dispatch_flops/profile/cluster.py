@@ -13,8 +13,9 @@ from dispatch_flops.errors import ConfigError, ProfileFormatError
 from dispatch_flops.profile.communication import CommCost
 from dispatch_flops.profile.cost import PHASES, OpCost, Phase, add_costs, check_phase
 from dispatch_flops.profile.fields import texts
+from dispatch_flops.profile.json_data import parse_saved
 from dispatch_flops.profile.mesh_positions import STAGE_DIMS, coordinates_of, fills
-from dispatch_flops.profile.profile import Profile
+from dispatch_flops.profile.profile import CLUSTER_SCHEMA, Profile
 from dispatch_flops.profile.rank_figures import (
     BY,
     By,
@@ -25,7 +26,6 @@ from dispatch_flops.profile.rank_figures import (
     value_of,
 )
 
-CLUSTER_SCHEMA = "dispatch_flops.cluster"
 CLUSTER_VERSION = 1
 
 
@@ -324,22 +324,14 @@ class ClusterProfile:
     @classmethod
     def from_json(cls, text: str) -> ClusterProfile:
         """Return the cluster that ``to_json`` wrote; raises ProfileFormatError on other text."""
-        if not isinstance(text, str | bytes | bytearray):
-            raise ProfileFormatError(
-                f"the merged profile is of type {type(text).__name__}; pass the text of its file"
-            )
-        try:
-            data = json.loads(text)
-        except (RecursionError, ValueError) as error:
-            raise ProfileFormatError(f"this is not JSON: {error}") from None
-        return cls.from_dict(data)
+        return cls.from_dict(parse_saved(text, "merged"))
 
 
 def is_cluster(text: str) -> bool:
     """Return True if a text is JSON that says that it is a cluster's."""
     try:
-        data = json.loads(text)
-    except (RecursionError, ValueError):
+        data = parse_saved(text, "saved")
+    except ProfileFormatError:
         return False
     return isinstance(data, dict) and data.get("schema") == CLUSTER_SCHEMA
 

@@ -29,6 +29,7 @@ from dispatch_flops.profile.cost import (
 )
 from dispatch_flops.profile.cost_maps import CostMap
 from dispatch_flops.profile.fields import texts
+from dispatch_flops.profile.json_data import parse_saved
 from dispatch_flops.profile.memory import MemoryProfile
 from dispatch_flops.profile.memory_rows import memory_from_row, memory_to_row
 from dispatch_flops.profile.merging import merge_ops
@@ -63,6 +64,7 @@ from dispatch_flops.profile.validation import (
 )
 
 SCHEMA = "dispatch_flops.profile"
+CLUSTER_SCHEMA = "dispatch_flops.cluster"  # of a ``ClusterProfile``
 SCHEMA_VERSION = 2
 OUTSIDE = "<outside>"
 
@@ -368,6 +370,11 @@ class Profile:
     def from_dict(cls, data: Any) -> Profile:
         """Return the profile that ``to_dict`` wrote; raises ProfileFormatError on other data."""
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            if isinstance(data, dict) and data.get("schema") == CLUSTER_SCHEMA:
+                raise ProfileFormatError(
+                    "these are the profiles of several ranks; read them with "
+                    "distributed.ClusterProfile"
+                )
             raise ProfileFormatError(
                 f'this is not a dispatch_flops profile: the key "schema" is not "{SCHEMA}"'
             )
@@ -404,17 +411,7 @@ class Profile:
     @classmethod
     def from_json(cls, text: str) -> Profile:
         """Return the profile that ``to_json`` wrote; raises ProfileFormatError on other text."""
-        if not isinstance(text, str | bytes | bytearray):
-            raise ProfileFormatError(
-                f"the saved profile is of type {type(text).__name__}; pass the text of its file"
-            )
-        try:
-            data = json.loads(text)
-        except RecursionError:
-            raise ProfileFormatError("this is not a profile: it is nested too deep") from None
-        except ValueError as error:
-            raise ProfileFormatError(f"this is not JSON: {error}") from error
-        return cls.from_dict(data)
+        return cls.from_dict(parse_saved(text, "saved"))
 
 
 _FIELDS = frozenset(known.name for known in dataclasses.fields(Profile))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile.fields import check_fields
+from dispatch_flops.profile.json_data import read_settings
 
 SECTION: Final = "flops_profiler"
 _PRINT_OPTIONS: Final = (
@@ -94,7 +94,7 @@ def _section(data: Any) -> Mapping[str, Any]:
         )
     section = data.get(SECTION, data)
     if not isinstance(section, Mapping):
-        raise ConfigError(f'"{SECTION}" is {section!r}; expected an object')
+        raise ConfigError(f'"{SECTION}" is {section!r:.60}; expected an object')
     keys = {field.name for field in dataclasses.fields(FlopsProfilerConfig)}
     if SECTION not in data and data and not keys & set(data):
         raise ConfigError(f'the configuration has no section "{SECTION}"')
@@ -102,12 +102,7 @@ def _section(data: Any) -> Mapping[str, Any]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+    data = read_settings(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds {data!r:.60}; expected an object")
     return data

@@ -47,6 +47,7 @@ def test_load_machine_reads_every_field(tmp_path: Path) -> None:
     ("data", "message"),
     [
         ("{", "is not JSON"),
+        pytest.param("[" * 99999, "is not JSON: it is nested too deep", id="nested"),
         ([1], "is not a JSON object"),
         ({}, "Machine: the field 'name' is missing"),
         ({"name": "x", "speed": 3}, "unknown field 'speed'"),

@@ -147,6 +147,11 @@ class TestShow:
         assert message("other.json").startswith("other.json: this is not a dispatch_flops profile")
         assert "version 99" in message("future.json")
 
+    def test_file_with_the_mark_of_its_encoding_is_read(self, run: Run, saved: Save) -> None:
+        saved("p.json", "net.py:make")
+        Path("marked.json").write_bytes(b"\xef\xbb\xbf" + Path("p.json").read_bytes())
+        assert run("show", "marked.json") == run("show", "p.json")
+
 
 class TestReport:
     def test_page_of_the_html_format_is_written(

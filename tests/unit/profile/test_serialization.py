@@ -15,7 +15,7 @@ from hypothesis import given
 
 from dispatch_flops.analysis import measured_seconds, phase_seconds
 from dispatch_flops.errors import ProfileFormatError
-from dispatch_flops.profile import Profile, RunInfo, TensorInput
+from dispatch_flops.profile import ModuleNode, Profile, RunInfo, TensorInput
 from dispatch_flops.profile.cost import OpCost
 from tests.helpers.paths import GOLDEN
 from tests.helpers.trees import SMALL, deep, lenet5, profiles, training_step, wide
@@ -131,7 +131,10 @@ def test_from_json_of_a_version_1_file_reads_the_same_figures() -> None:
     ("text", "message"),
     [
         ("{", "not JSON"),
+        ("", "is empty"),
+        ("folder/profile.json", "pass the text of the file, not its name"),
         ("[]", "not a dispatch_flops profile"),
+        ('{"schema": "dispatch_flops.cluster"}', "several ranks.*ClusterProfile"),
         ('{"schema": "other"}', "not a dispatch_flops profile"),
         ('{"schema": "dispatch_flops.profile", "version": 99}', "version 99"),
         ('{"schema": "dispatch_flops.profile", "version": true}', "version True"),
@@ -148,6 +151,14 @@ def test_from_json_of_other_text_raises_format_error(text: str, message: str) ->
 def test_from_json_of_a_path_says_to_pass_the_text() -> None:
     with pytest.raises(ProfileFormatError, match="of type PosixPath; pass the text of its file"):
         Profile.from_json(Path("profile.json"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_from_json_reads_the_bytes_of_a_file_with_the_mark_of_its_encoding(encoding: str) -> None:
+    profile = Profile(root=ModuleNode(fqn="", class_name="Ñ"))
+    text = profile.to_json()
+    assert Profile.from_json(text.encode(encoding)) == profile  # type: ignore[arg-type]
+    assert Profile.from_json("\ufeff" + text) == profile
 
 
 BOTH_VERSIONS = [

@@ -90,11 +90,18 @@ def test_path_of_the_output_file_is_kept_as_a_text() -> None:
     assert json.loads(json.dumps(dataclasses.asdict(config)))["output_file"] == "out/profile.txt"
 
 
-def test_load_of_a_file_that_is_not_json_raises_config_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{", "", "[" * 99999], ids=["half", "empty", "nested"])
+def test_load_of_a_file_that_is_not_json_raises_config_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "ds.json"
-    file.write_text("{")
-    with pytest.raises(ConfigError, match="is not JSON"):
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"ds\.json is not JSON"):
         FlopsProfilerConfig.load(file)
+
+
+def test_load_reads_a_file_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"flops_profiler": {"profile_step": 7}}', encoding="utf-8-sig")
+    assert FlopsProfilerConfig.load(file).profile_step == 7
 
 
 def test_load_of_a_file_that_holds_no_object_names_the_file(tmp_path: Path) -> None:
