@@ -142,7 +142,9 @@ def diff(
         if not isinstance(given, Profile | ProfileHolder):  # the holder's own error says more
             raise ConfigError(f"{name} is of type {type(given).__name__}; pass a Profile")
     check_phase(phase, (*phases_of(before), *phases_of(after)))
-    if not isinstance(rename, Mapping | None):
+    if not isinstance(rename, Mapping | None) or not all(
+        isinstance(name, str) for names in (rename or {}).items() for name in names
+    ):
         raise ConfigError(f"rename={rename!r:.60}: pass a dict of old and new fqns, or None")
     if not isinstance(strip_prefix, str):
         raise ConfigError(f"strip_prefix={strip_prefix!r:.60}: pass the fqn of a module")

@@ -6,9 +6,10 @@ exclusive figures of all modules add up to the total.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, SupportsIndex, get_args
+from typing import Literal, get_args
 
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, Profile, sum_known
@@ -68,7 +69,7 @@ class Figures:
                 return self.latency_s
             case _:
                 keys = ", ".join(map(repr, get_args(Key)))
-                raise ConfigError(f"{key!r} is not a figure of a module; choose one of {keys}")
+                raise ConfigError(f"{key!r:.60} is not a figure of a module; choose one of {keys}")
 
     @property
     def flops_per_s(self) -> float | None:
@@ -229,14 +230,16 @@ def top(figures: dict[str, Figures], key: Key, k: int) -> list[tuple[str, Figure
         print(class_name, figures.params)
     """
 
-    if not isinstance(k, SupportsIndex):
-        raise ConfigError(f"k={k!r}: pass how many to return, an int")
+    try:
+        most = max(operator.index(k), 0)
+    except TypeError:
+        raise ConfigError(f"k={k!r:.60}: pass how many to return, an int") from None
 
     def rank(item: tuple[str, Figures]) -> float:
         value = item[1].value(key)
         return -1 if value is None else value
 
-    return sorted(figures.items(), key=rank, reverse=True)[: max(k, 0)]
+    return sorted(figures.items(), key=rank, reverse=True)[:most]
 
 
 def top_modules(

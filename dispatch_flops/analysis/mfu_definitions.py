@@ -55,7 +55,9 @@ def ops_of_definition(
     """
     if definition not in get_args(MfuDefinition):
         names = ", ".join(map(repr, get_args(MfuDefinition)))
-        raise ConfigError(f"definition={definition!r} is not a definition of MFU; choose {names}")
+        raise ConfigError(
+            f"definition={definition!r:.60} is not a definition of MFU; choose {names}"
+        )
     model = [op for op in profile.op_totals() if op.phase in MODEL_PHASES]
     if definition == "all":
         return model
@@ -173,7 +175,7 @@ class _Sizes:
         given: int | None = getattr(self._given, name)
         if given is not None:
             if type(given) is not int or given < 0:
-                raise ConfigError(f"{name}={given!r}: pass a whole number of at least 0")
+                raise ConfigError(f"{name}={given!r:.60}: pass a whole number of at least 0")
             return given
         if found is None:
             raise ConfigError(

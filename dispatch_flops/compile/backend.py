@@ -362,5 +362,5 @@ def _as_models(given: Any) -> tuple[nn.Module, ...]:
         return ()
     models = (given,) if isinstance(given, nn.Module) else given
     if not isinstance(models, (list, tuple)) or not all(isinstance(m, nn.Module) for m in models):
-        raise TargetError(f"model={given!r}: pass an nn.Module, a list of them, or None")
+        raise TargetError(f"model={given!r:.60}: pass an nn.Module, a list of them, or None")
     return tuple(models)

@@ -32,7 +32,7 @@ class Compiler:
     def __init__(self, backend: Any, mode: str | None, options: Options | None) -> None:
         if not callable(backend) and not _torch.is_backend_name(backend):
             raise TargetError(
-                f"backend={backend!r} is not a backend of torch.compile; pass a name from "
+                f"backend={backend!r:.60} is not a backend of torch.compile; pass a name from "
                 "torch.compiler.list_backends(), or a callable"
             )
         self._backend = backend

@@ -45,6 +45,6 @@ class Step(StepTotals):
         is not a number above 0.
         """
         if not is_finite(peak_flops_per_s) or peak_flops_per_s <= 0:
-            raise ConfigError(f"peak_flops_per_s={peak_flops_per_s!r}: pass FLOP/s above 0")
+            raise ConfigError(f"peak_flops_per_s={peak_flops_per_s!r:.60}: pass FLOP/s above 0")
         achieved = ratio(self.model_total.flops, self.seconds)
         return None if achieved is None else achieved / peak_flops_per_s

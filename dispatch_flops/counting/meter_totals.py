@@ -277,5 +277,5 @@ def sample_count(samples: Any, name: str = "samples") -> int | None:
     except TypeError:
         count = -1
     if count < 0:
-        raise ConfigError(f"{name}={samples!r}: pass the number of {name} in the block, an int")
+        raise ConfigError(f"{name}={samples!r:.60}: pass the number of {name} in the block, an int")
     return count

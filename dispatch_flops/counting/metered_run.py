@@ -120,4 +120,6 @@ class MeteredRun(ABC):
 def check_steps(name: str, value: Any, *, least: int) -> None:
     """Raise ConfigError if ``value`` is not a number of steps."""
     if type(value) is not int or value < least:
-        raise ConfigError(f"{name}={value!r}: pass a number of steps, an int of {least} or more")
+        raise ConfigError(
+            f"{name}={value!r:.60}: pass a number of steps, an int of {least} or more"
+        )

@@ -53,7 +53,7 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
     if has_group:
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
     if type(dst) is not int or not 0 <= dst < world_size:
-        raise ConfigError(f"dst={dst!r} is not a rank; choose one of 0 to {world_size - 1}")
+        raise ConfigError(f"dst={dst!r:.60} is not a rank; choose one of 0 to {world_size - 1}")
     if not has_group:
         return ClusterProfile.merge([profile])
     if distributed.get_backend() == "fake":

@@ -133,7 +133,9 @@ def simulate(
     if verify and chosen is not None:
         raise ConfigError('verify=True needs representatives; pass ranks="representative"')
     if timeout_s is not None and not (is_finite(timeout_s) and timeout_s > 0):
-        raise ConfigError(f"timeout_s={timeout_s!r}: pass seconds above 0, or None for no limit")
+        raise ConfigError(
+            f"timeout_s={timeout_s!r:.60}: pass seconds above 0, or None for no limit"
+        )
     if distributed.is_initialized():
         raise TargetError(
             "a process group exists already; call destroy_process_group() first, or simulate in a "
@@ -352,11 +354,12 @@ def as_step(result: Any) -> tuple[Any, Callable[[], Any]]:
 
 def _checked_mesh(mesh: Any) -> dict[str, int]:
     if not isinstance(mesh, Mapping) or not mesh:
-        raise ConfigError(f'mesh={mesh!r}: pass names and sizes, such as {{"dp": 2, "tp": 4}}')
+        raise ConfigError(f'mesh={mesh!r:.60}: pass names and sizes, such as {{"dp": 2, "tp": 4}}')
     for name, size in mesh.items():
         if not isinstance(name, str) or not name or type(size) is not int or size < 1:
             raise ConfigError(
-                f"mesh has {name!r}: {size!r}; a dimension has a name and a size of at least 1"
+                f"mesh has {name!r:.60}: {size!r:.60}; a dimension has a name and a size of at "
+                "least 1"
             )
     return dict(mesh)
 
@@ -366,14 +369,14 @@ def _checked_ranks(ranks: Any, world_size: int) -> list[int] | None:
     if ranks == "representative":
         return None
     if isinstance(ranks, str) or not isinstance(ranks, Iterable):
-        raise ConfigError(f'ranks={ranks!r}: pass a list of ranks, or "representative"')
+        raise ConfigError(f'ranks={ranks!r:.60}: pass a list of ranks, or "representative"')
     chosen = list(dict.fromkeys(ranks))
     if not chosen:
         raise ConfigError('ranks is empty; pass at least one rank, or "representative"')
     for rank in chosen:
         if type(rank) is not int or not 0 <= rank < world_size:
             raise ConfigError(
-                f"rank {rank!r} is out of range; the mesh has ranks 0 to {world_size - 1}"
+                f"rank {rank!r:.60} is out of range; the mesh has ranks 0 to {world_size - 1}"
             )
     return chosen
 

@@ -53,7 +53,7 @@ def assert_flops(
         raise TargetError(f"nothing to assert; pass one of {', '.join(FIGURES)}")
     for name, value in given.items():
         if not is_finite(value):
-            raise TargetError(f"{name}={value!r}: pass the number that is expected")
+            raise TargetError(f"{name}={value!r:.60}: pass the number that is expected")
     _check_tolerance(rtol)
     profile = profile_of(model, inputs, backward=backward, **options)
     wrong = list(differences(figures_of(profile), given, rtol))
@@ -99,7 +99,9 @@ def assert_as_baseline(profile: Profile, path: Path, *, rtol: float, update: boo
 
 def _check_tolerance(rtol: object) -> None:
     if not is_finite(rtol) or rtol < 0:
-        raise TargetError(f"rtol={rtol!r}: pass a relative difference of 0 or more, such as 0.01")
+        raise TargetError(
+            f"rtol={rtol!r:.60}: pass a relative difference of 0 or more, such as 0.01"
+        )
 
 
 def profile_of(model: nn.Module, inputs: Any, **options: Any) -> Profile:

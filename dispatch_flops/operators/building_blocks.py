@@ -84,7 +84,7 @@ def attention_cost(
             return attention_cost(q, k, v, causal=causal)
     """
     if not isinstance(layout, str) or layout not in _SCORES:
-        raise FormulaError(f'layout={layout!r}: choose "BHSD" or "BSHD"')
+        raise FormulaError(f'layout={layout!r:.60}: choose "BHSD" or "BSHD"')
     if not all(isinstance(t, torch.Tensor) and t.dim() > 2 for t in (q, k, v)):
         raise FormulaError("q, k and v are not all tensors with heads; pass [B, H, S, D]")
     flags = {"causal": causal, "is_masked": is_masked, "has_dropout": has_dropout}
@@ -117,7 +117,8 @@ def matmul_cost(a: Operand, b: Operand, *, bias: torch.Tensor | None = None) -> 
         raise FormulaError(f"bias={bias!r:.60} is not a tensor; pass one, or None")
     if not left or not right or left[-1] != right[max(len(right) - 2, 0)]:
         raise FormulaError(
-            f"{list(left)} @ {list(right)} is not a product; pass [..., M, K] and [..., K, N]"
+            f"{list(left)!s:.60} @ {list(right)!s:.60} is not a product; pass [..., M, K] and "
+            "[..., K, N]"
         )
     batch = torch.broadcast_shapes(left[:-2], right[:-2])  # type: ignore[no-untyped-call]
     rows = left[-2] if len(left) > 1 else 1
@@ -132,4 +133,4 @@ def _shape(operand: Operand) -> tuple[int, ...]:
     try:
         return tuple(operand.shape if isinstance(operand, torch.Tensor) else operand)
     except TypeError:
-        raise FormulaError(f"{operand!r} is not a tensor or a shape; pass one") from None
+        raise FormulaError(f"{operand!r:.60} is not a tensor or a shape; pass one") from None

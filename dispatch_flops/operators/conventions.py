@@ -49,10 +49,10 @@ class Conventions:
         for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
                 choices = " or ".join(f'"{value}"' for value in allowed)
-                raise ConfigError(f"{name}={getattr(self, name)!r}: choose {choices}")
+                raise ConfigError(f"{name}={getattr(self, name)!r:.60}: choose {choices}")
         value = self.meta_value
         if value is not None and not isinstance(value, int | float):
-            raise ConfigError(f"meta_value={value!r}: pass a number, or None")
+            raise ConfigError(f"meta_value={value!r:.60}: pass a number, or None")
 
 
 _CONVENTIONS: ContextVar[Conventions] = ContextVar("dispatch_flops_conventions")

@@ -183,7 +183,7 @@ def _as_cost(answer: Any, *, are_reals: bool) -> tuple[OpCost, tuple[Share, ...]
         raise _SymbolicSizesError
     if not isinstance(answer, OpCost):
         raise FormulaError(
-            f"the formula returned {answer!r}; return an OpCost, a Split, or an int of FLOPs"
+            f"the formula returned {answer!r:.60}; return an OpCost, a Split, or an int of FLOPs"
         )
     own = _checked(answer, are_reals=are_reals)
     return own, tuple(_checked_share(share, are_reals=are_reals) for share in shares)
@@ -192,7 +192,8 @@ def _as_cost(answer: Any, *, are_reals: bool) -> tuple[OpCost, tuple[Share, ...]
 def _checked_share(share: Any, *, are_reals: bool) -> Share:
     if not isinstance(share, Share) or not isinstance(share.cost, OpCost):
         raise FormulaError(
-            f"the formula returned {share!r} as a share of the cost; return Share(cost=OpCost(...))"
+            f"the formula returned {share!r:.60} as a share of the cost; return "
+            "Share(cost=OpCost(...))"
         )
     if share.phase in ("", ALL_PHASES) or not isinstance(share.phase, str | None):
         raise FormulaError(

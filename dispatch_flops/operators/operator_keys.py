@@ -68,12 +68,13 @@ def _to_key(target: Any) -> Any:
     meant = _operator_of_function(target)
     if meant is not None:
         raise UnknownOperatorError(
-            f"{target!r} is not an operator, but a function that runs one; pass torch.ops.{meant}"
+            f"{target!r:.60} is not an operator, but a function that runs one; pass "
+            f"torch.ops.{meant}"
         )
     raise UnknownOperatorError(
-        f"{target!r} is not an operator; pass torch.ops.<library>.<op>, one of its overloads, its "
-        "name as 'library::op', the result of torch.library.custom_op, a higher-order operator, "
-        "a Triton kernel, an nn.Module class, or a list of these"
+        f"{target!r:.60} is not an operator; pass torch.ops.<library>.<op>, one of its overloads, "
+        "its name as 'library::op', the result of torch.library.custom_op, a higher-order "
+        "operator, a Triton kernel, an nn.Module class, or a list of these"
     )
 
 

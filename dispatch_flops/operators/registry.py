@@ -214,7 +214,7 @@ def register_flops(
 def _accepted(formula: Formula, keys: Iterable[Any], *, by_name: bool = False) -> Formula:
     """Return the user's formula as rules call it; raises FormulaError as ``register_flops``."""
     if not callable(formula):
-        raise FormulaError(f"{formula!r} is not a function; pass the formula itself")
+        raise FormulaError(f"{formula!r:.60} is not a function; pass the formula itself")
     keys = list(keys)
     warn_of_misspelt(keys)
     accepted = accept_torch_style(formula)

@@ -127,8 +127,8 @@ def name_of_dtype(dtype: Any) -> str:
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
         raise FormulaError(
-            f'computes_in is {dtype!r}, not a dtype; pass one, such as "int8", or a function of '
-            "the arguments by name that returns one"
+            f'computes_in is {dtype!r:.60}, not a dtype; pass one, such as "int8", or a function '
+            "of the arguments by name that returns one"
         )
     return str(found).removeprefix("torch.")
 

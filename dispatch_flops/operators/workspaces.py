@@ -55,7 +55,9 @@ class WorkspaceRule:
         if size is None:
             return None
         if not is_int(size) or size < 0:
-            raise FormulaError(f"the function returned {size!r}; return an int of bytes, or None")
+            raise FormulaError(
+                f"the function returned {size!r:.60}; return an int of bytes, or None"
+            )
         return int(size)
 
 
@@ -92,7 +94,7 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
     check_not_empty(keys)
     for key in keys:
         if not isinstance(key, str):
-            raise UnknownOperatorError(f"{key!r} is not an operator; pass torch.ops.lib.op")
+            raise UnknownOperatorError(f"{key!r:.60} is not an operator; pass torch.ops.lib.op")
         if key in _WORKSPACES and not override:
             raise DuplicateFormulaError(
                 f"{name_of(key)} has a workspace already; pass override=True to replace it"
@@ -100,7 +102,7 @@ def register_workspace(targets: Any, *, override: bool = False) -> Callable[[Wor
 
     def decorate(workspace: Workspace) -> Workspace:
         if not callable(workspace):
-            raise FormulaError(f"{workspace!r} is not a function; pass the function itself")
+            raise FormulaError(f"{workspace!r:.60} is not a function; pass the function itself")
         check_formula(workspace, keys, by_name=False)
         warn_of_misspelt(keys, "workspace")
         _WORKSPACES.update(dict.fromkeys(keys, WorkspaceRule(workspace)))

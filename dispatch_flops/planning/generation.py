@@ -126,7 +126,7 @@ def _checked(sizes: Mapping[str, Any]) -> dict[str, Any]:
     for name, least in (("batch", 1), ("prompt", 1), ("new", 1), ("draft", 0)):
         value = sizes.get(name, 0 if name == "draft" else None)
         if type(value) is not int or value < least:
-            raise ConfigError(f"{name}={value!r}: pass a whole number of at least {least}")
+            raise ConfigError(f"{name}={value!r:.60}: pass a whole number of at least {least}")
     return sizes
 
 

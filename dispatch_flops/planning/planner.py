@@ -92,7 +92,7 @@ def plan(
     """
     check_types(build, sizes, dtype, made="the model and its inputs")
     if not isinstance(mesh, Mapping | None):
-        raise ConfigError(f'mesh={mesh!r}: pass names and sizes, such as {{"dp": 2, "tp": 4}}')
+        raise ConfigError(f'mesh={mesh!r:.60}: pass names and sizes, such as {{"dp": 2, "tp": 4}}')
     check_host_s(host_s_per_operator)
     planner = _Planner(
         build, machine_of(machine), optimizer, dtype, checkpoint, causal, target,
@@ -114,9 +114,9 @@ def check_types(build: Any, sizes: Any, dtype: Any, *, made: str) -> None:
             f"build is of type {type(build).__name__}; pass a function that returns {made}"
         )
     if not isinstance(sizes, Mapping | None):
-        raise ConfigError(f"sizes={sizes!r}: pass a dict of names and values")
+        raise ConfigError(f"sizes={sizes!r:.60}: pass a dict of names and values")
     if not isinstance(dtype, torch.dtype | None):
-        raise ConfigError(f"dtype={dtype!r}: pass a dtype of torch, such as torch.bfloat16")
+        raise ConfigError(f"dtype={dtype!r:.60}: pass a dtype of torch, such as torch.bfloat16")
 
 
 def check_host_s(host_s_per_operator: Any) -> None:
@@ -134,7 +134,7 @@ def machine_of(machine: Machine | str) -> Machine:
     found = find(machine) if isinstance(machine, str) else machine
     if not isinstance(found, Machine):
         raise ConfigError(
-            f"machine={machine!r} is unknown; pass a Machine or one of {', '.join(MACHINES)}"
+            f"machine={machine!r:.60} is unknown; pass a Machine or one of {', '.join(MACHINES)}"
         )
     return found
 
@@ -146,7 +146,7 @@ def choices_of(sizes: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name, values in sizes.items()
     }
     if not all(columns.values()):
-        raise ConfigError(f"sizes={dict(sizes)!r}: pass at least one value for each name")
+        raise ConfigError(f"sizes={dict(sizes)!r:.60}: pass at least one value for each name")
     return [
         dict(zip(columns, chosen, strict=True)) for chosen in itertools.product(*columns.values())
     ]

@@ -51,7 +51,7 @@ def count_step(
 def check_optimizer(name: str) -> None:
     """Raise ConfigError for a name that is not an optimizer's."""
     if name not in tuple(OPTIMIZERS):
-        raise ConfigError(f"optimizer={name!r}: choose one of {', '.join(OPTIMIZERS)}")
+        raise ConfigError(f"optimizer={name!r:.60}: choose one of {', '.join(OPTIMIZERS)}")
 
 
 def step_of(

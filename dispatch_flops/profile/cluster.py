@@ -136,7 +136,8 @@ class ClusterProfile:
         mesh = self.mesh or {}
         if dim not in mesh:
             raise ConfigError(
-                f"dim={dim!r} is not a mesh dimension; choose one of {', '.join(mesh) or '(none)'}"
+                f"dim={dim!r:.60} is not a mesh dimension; choose one of "
+                f"{', '.join(mesh) or '(none)'}"
             )
         at = {rank: self.coordinates(rank).get(dim) for rank in self.ranks}
         return {
@@ -240,7 +241,7 @@ class ClusterProfile:
 
     def _check_figure(self, by: By, phase: Phase | None) -> None:
         if by not in BY:
-            raise ConfigError(f"by={by!r}: choose one of {', '.join(BY)}")
+            raise ConfigError(f"by={by!r:.60}: choose one of {', '.join(BY)}")
         self._check_phase(phase)
 
     def _check_phase(self, phase: Phase | None) -> None:

@@ -150,7 +150,7 @@ def sum_by(
     Raises ConfigError for another ``by``.
     """
     if by not in tuple(_KEYS):
-        raise ConfigError(f"by={by!r}: choose one of {', '.join(map(repr, _KEYS))}")
+        raise ConfigError(f"by={by!r:.60}: choose one of {', '.join(map(repr, _KEYS))}")
     name = _KEYS[by]
     sums: dict[Any, CommCost] = {}
     for total in totals:

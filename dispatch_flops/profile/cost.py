@@ -103,7 +103,7 @@ def check_phase(phase: Phase | None, others: Iterable[Phase | None]) -> None:
     """Raise ConfigError if ``phase`` is neither standard nor one of ``others``; None is all."""
     known = in_order((*PHASES, *others))
     if phase is not None and phase not in known:
-        raise ConfigError(f"{phase!r} is not a phase; choose one of {', '.join(known)}")
+        raise ConfigError(f"{phase!r:.60} is not a phase; choose one of {', '.join(known)}")
 
 
 def flops(count: int) -> OpCost:

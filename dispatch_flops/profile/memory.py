@@ -292,11 +292,11 @@ class MemoryOptions:
 def has_timeline(memory: object) -> bool:
     """Return True if an option ``memory`` asks for a timeline; raise ConfigError if it is none."""
     if memory != "timeline" and type(memory) is not bool:
-        raise ConfigError(f'memory={memory!r}: pass True, False or "timeline"')
+        raise ConfigError(f'memory={memory!r:.60}: pass True, False or "timeline"')
     return memory == "timeline"
 
 
 def check_rounding(rounding: object) -> None:
     """Raise ConfigError unless ``rounding`` is a number of bytes of at least 1."""
     if type(rounding) is not int or rounding < 1:
-        raise ConfigError(f"memory_rounding={rounding!r}: pass a number of bytes of at least 1")
+        raise ConfigError(f"memory_rounding={rounding!r:.60}: pass a number of bytes of at least 1")

@@ -269,7 +269,7 @@ def map_tree(root: ModuleNode, change: Callable[[ModuleNode], ModuleNode]) -> Mo
 def check_depth(depth: Any) -> None:
     """Raise ConfigError if ``depth`` is neither a level of a tree, from 0 on, nor None for all."""
     if depth is not None and not is_int_of(0, depth):
-        raise ConfigError(f"depth={depth!r}: pass an int of at least 0, or None for all levels")
+        raise ConfigError(f"depth={depth!r:.60}: pass an int of at least 0, or None for all levels")
 
 
 def is_int_of(least: int, value: Any) -> bool:

@@ -106,7 +106,7 @@ def ones(
     except (RuntimeError, TypeError) as error:
         why = str(error).partition("\n")[0]
         raise TargetError(
-            f"an input of shape {tuple(sizes)} cannot be made, pass smaller sizes: {why:.200}"
+            f"an input of shape {tuple(sizes)!s:.60} cannot be made, pass smaller sizes: {why:.200}"
         ) from error
 
 
@@ -158,8 +158,8 @@ def _sizes(shape: Any) -> tuple[int, ...]:
         sizes = (-1,)
     if any(size < 0 for size in sizes) or any(isinstance(size, bool) for size in shape):
         raise TargetError(
-            f"input_shape={shape!r}: pass a tuple of ints of at least 0, or the inputs themselves "
-            "as args"
+            f"input_shape={shape!r:.60}: pass a tuple of ints of at least 0, or the inputs "
+            "themselves as args"
         )
     return sizes
 
@@ -168,7 +168,7 @@ def _find_method(model: nn.Module, mode: str) -> Any:
     found = getattr(model, mode, None) if isinstance(mode, str) else None
     method = model if mode == "forward" else found
     if not callable(method):
-        raise TargetError(f"mode={mode!r}: {type(model).__name__} has no method of that name")
+        raise TargetError(f"mode={mode!r:.60}: {type(model).__name__} has no method of that name")
     return method
 
 

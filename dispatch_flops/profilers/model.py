@@ -151,12 +151,12 @@ def module_classes(name: str, given: Any) -> tuple[type[nn.Module], ...]:
 def _check_options(device: str | None, warm_up: int, repeats: int, notify: Any) -> None:
     if device not in (None, "meta"):
         raise TargetError(
-            f'device={device!r}: only "meta" is converted to; for any other device move the model '
-            "and its inputs there first"
+            f'device={device!r:.60}: only "meta" is converted to; for any other device move the '
+            "model and its inputs there first"
         )
     for name, value, least in (("warm_up", warm_up, 0), ("repeats", repeats, 1)):
         if not isinstance(value, int) or value < least:
-            raise ConfigError(f"{name}={value!r}: pass an int of at least {least}")
+            raise ConfigError(f"{name}={value!r:.60}: pass an int of at least {least}")
     if not callable(notify):
         raise ConfigError(f"notify={notify!r:.60}: pass a function that is told what runs")
 

@@ -43,7 +43,7 @@ def render(profile: Profile, view: View | None = None) -> str:
     """
     by = (view or View()).by
     if by not in (None, "latency", "flops"):
-        raise ConfigError(f'by={by!r}: choose "latency" or "flops"')
+        raise ConfigError(f'by={by!r:.60}: choose "latency" or "flops"')
     if by is None:
         by = "flops" if latency_of(profile.root) is None else "latency"
     name = f"{profile.root.class_name}, by {by} (synthetic layout: start times are not measured)"

@@ -47,7 +47,7 @@ def render(profile: Profile, view: View | None = None) -> str:
             return _text(operator_rows(profile), OPERATOR_COLUMNS)
         case "communication":
             return _text(communication_rows(profile), COMMUNICATION_COLUMNS)
-    raise ConfigError(f'table={view.table!r}: choose "modules", "operators" or "communication"')
+    raise ConfigError(f'table={view.table!r:.60}: choose "modules", "operators" or "communication"')
 
 
 def module_rows(profile: Profile) -> Iterator[Row]:

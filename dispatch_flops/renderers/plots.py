@@ -248,7 +248,7 @@ def saved(figure: Any, format: Format) -> bytes:
     buffer = io.BytesIO()
     dateless = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     if not isinstance(format, str) or format not in dateless:
-        raise ConfigError(f'format={format!r}: choose "svg", "png" or "pdf"')
+        raise ConfigError(f'format={format!r:.60}: choose "svg", "png" or "pdf"')
     with rc_context({"svg.hashsalt": "dispatch_flops"}), warnings.catch_warnings():
         # Characters that the font lacks are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")

@@ -63,7 +63,7 @@ def render(profile: Profile, view: View | None = None) -> str:
         case "communication":
             return communication.render(profile, view)
     raise ConfigError(
-        f'table={view.table!r}: choose "modules", "operators", "uncounted" or "communication"'
+        f'table={view.table!r:.60}: choose "modules", "operators", "uncounted" or "communication"'
     )
 
 

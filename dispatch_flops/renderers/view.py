@@ -65,13 +65,13 @@ class View:
     def __post_init__(self) -> None:
         check_depth(self.depth)
         if self.top is not None and not is_int_of(0, self.top):
-            raise ConfigError(f"top={self.top!r}: pass an int of at least 0, or None")
+            raise ConfigError(f"top={self.top!r:.60}: pass an int of at least 0, or None")
         if self.width is not None and (type(self.width) is not int or self.width < 1):
-            raise ConfigError(f"width={self.width!r}: pass an int of at least 1, or None")
+            raise ConfigError(f"width={self.width!r:.60}: pass an int of at least 1, or None")
         if not isinstance(self.title, str | None):
             raise ConfigError(f"title={self.title!r:.60}: pass a text, or None")
         if self.columns is not None and not isinstance(self.columns, list | tuple):
-            raise ConfigError(f"columns={self.columns!r}: pass a tuple of names, or None")
+            raise ConfigError(f"columns={self.columns!r:.60}: pass a tuple of names, or None")
         if self.table not in get_args(Table):
             raise ConfigError(f"table={self.table!r:.60}: choose one of {_listed(Table)}")
         for name, figure in (("by", self.by), ("sort", self.sort)):
@@ -82,10 +82,10 @@ class View:
         if self.step is not None and not is_int_of(0, self.step):
             raise ConfigError(f"step={self.step!r:.60}: pass an int of at least 0, or None")
         if self.style not in get_args(Style):
-            raise ConfigError(f'style={self.style!r}: choose "plain" or "markdown"')
+            raise ConfigError(f'style={self.style!r:.60}: choose "plain" or "markdown"')
         factor = self.recompute_fwd_factor
         if not is_finite(factor) or factor < 0:
-            raise ConfigError(f"recompute_fwd_factor={factor!r}: pass a number of at least 0")
+            raise ConfigError(f"recompute_fwd_factor={factor!r:.60}: pass a number of at least 0")
         check_machine(self.machine)
 
 

@@ -53,7 +53,7 @@ def measure_machine(
         where = torch.device(device)
     except (RuntimeError, TypeError):
         raise TargetError(
-            f'device={device!r} is not a device of torch; pass one such as "cpu" or "cuda"'
+            f'device={device!r:.60} is not a device of torch; pass one such as "cpu" or "cuda"'
         ) from None
     if where.type == "meta":
         raise TargetError("the meta device does not compute and has no peak; pass another device")
@@ -83,13 +83,13 @@ def measure_machine(
 
 def _check_options(dtypes: Any, size: Any, repeats: Any, families: Any) -> None:
     if not isinstance(dtypes, Sequence) or not all(isinstance(d, torch.dtype) for d in dtypes):
-        raise ConfigError(f"dtypes={dtypes!r}: pass a list of dtypes, such as [torch.float32]")
+        raise ConfigError(f"dtypes={dtypes!r:.60}: pass a list of dtypes, such as [torch.float32]")
     for name, value in (("size", 1 if size is None else size), ("repeats", repeats)):
         if type(value) is not int or value < 1:
-            raise ConfigError(f"{name}={value!r}: pass an int of at least 1")
+            raise ConfigError(f"{name}={value!r:.60}: pass an int of at least 1")
     known = get_args(KernelFamily)
     if not isinstance(families, Sequence) or not all(family in known for family in families):
-        raise ConfigError(f"families={families!r}: pass a list of {', '.join(known)}")
+        raise ConfigError(f"families={families!r:.60}: pass a list of {', '.join(known)}")
 
 
 def _peak_name(dtype: torch.dtype) -> str:

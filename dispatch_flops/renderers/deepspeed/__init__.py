@@ -63,7 +63,7 @@ def make_view(
     )  # fmt: skip
     for name, value, least in numbers:
         if not is_int_of(least, value):
-            raise ConfigError(f"{name}={value!r}: pass an int of at least {least}")
+            raise ConfigError(f"{name}={value!r:.60}: pass an int of at least {least}")
     depth = None if module_depth < 0 else module_depth
     return View(
         step=profile_step,

@@ -61,7 +61,7 @@ def tree_table(
     known = _columns(profile)
     for name in columns or ():
         if name not in known:
-            raise ConfigError(f"{name!r} is not a column; choose from {', '.join(known)}")
+            raise ConfigError(f"{name!r:.60} is not a column; choose from {', '.join(known)}")
     chosen = {
         name: TextColumn(known[name].heading, list(map(known[name].cell, rows)), known[name].align)
         for name in (_DEFAULT if columns is None else columns)
