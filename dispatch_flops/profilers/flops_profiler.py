@@ -380,15 +380,39 @@ def print_or_write(text: str, output_file: str | Path | None) -> None:
     Raises OutputError, a TargetError and an OSError, if the file cannot be written, and TargetError
     for what is not a path.
     """
-    if output_file is None or output_file == "":  # DeepSpeed's configurations have either
+    path = path_to_write(output_file)
+    if path is None:
         print(printable(text))
         return
+    with _output_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+def path_to_write(output_file: str | Path | None) -> Path | None:
+    """Return the path of the file; None for stdout.
+
+    Raises as ``print_or_write`` does, without writing, for what is not a path, for a folder, and
+    for a file below another file.
+    """
+    if output_file is None or output_file == "":  # DeepSpeed's configurations have either
+        return None
     if not isinstance(output_file, str | os.PathLike):
         raise TargetError(f"output_file={output_file!r:.60}: pass the path of a file, or None")
     path = Path(output_file)
+    with _output_errors(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not next(folder for folder in path.parents if folder.exists()).is_dir():
+            raise FileExistsError
+    return path
+
+
+@contextmanager
+def _output_errors(path: Path) -> Iterator[None]:
+    """Raise an error of the operating system as an OutputError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
+        yield
     except OSError as error:
         kind = OutputIsFolderError if isinstance(error, IsADirectoryError) else OutputError
         reason = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 
 from torch import nn
 
-from dispatch_flops.profilers.flops_profiler import forward_string, print_or_write
+from dispatch_flops.profilers.flops_profiler import forward_string, path_to_write, print_or_write
 from dispatch_flops.profilers.model import profile_model
 from dispatch_flops.renderers import deepspeed
 from dispatch_flops.renderers.deepspeed import units
@@ -129,6 +129,8 @@ def get_model_profile(
         detailed=detailed,
         fold=fold,
     )
+    if print_profile:
+        path_to_write(output_file)  # a file that cannot be written raises before the model runs
     profile = profile_model(
         model,
         input_shape,

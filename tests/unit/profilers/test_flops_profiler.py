@@ -379,6 +379,16 @@ def test_output_file_that_is_a_folder_raises_an_error_of_the_operating_system(
     assert not model._forward_hooks
 
 
+@pytest.mark.parametrize("output_file", [5, ".", f"{__file__}/new/profile.txt", "x" * 256])
+def test_output_file_is_refused_before_the_model_runs(output_file: Any) -> None:
+    class Fails(nn.Module):
+        def forward(self) -> None:
+            raise AssertionError("the model ran")
+
+    with pytest.raises(TargetError, match="output_file="):
+        get_model_profile(Fails(), output_file=output_file)
+
+
 @pytest.mark.parametrize(
     ("output_file", "says"), [(5, "output_file=5: pass the path of a file"), ("a\0b", "null byte")]
 )
