@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from dispatch_flops import _torch
 from dispatch_flops.counting.first_call import call_facts
@@ -52,9 +53,10 @@ def bind_inputs(
 ) -> BoundCalls:
     """Return calls of the model with these inputs; parameters are those of ``profile_model``."""
     inputs = make_inputs(model, input_shape, args, device)
-    if not isinstance(kwargs or {}, Mapping):
+    kwargs = {} if kwargs is None else kwargs
+    if not isinstance(kwargs, Mapping):
         raise TargetError(f"kwargs is of type {type(kwargs).__name__}; pass a dict of named inputs")
-    inputs, named_inputs = move_to((inputs, dict(kwargs or {})), device)
+    inputs, named_inputs = move_to((inputs, dict(kwargs)), device)
     if backward:
         inputs, named_inputs = cut_off((inputs, named_inputs))
     method = _find_method(model, mode)
@@ -75,7 +77,11 @@ def make_inputs(
 ) -> list[Any]:
     """Return the positional inputs: ``args`` as given, or a tensor of ones of ``shape``."""
     args = () if args is None else args
-    if isinstance(args, (torch.Tensor, str)) or not isinstance(args, Iterable):
+    if (
+        isinstance(args, (str, bytes, DataLoader))
+        or hasattr(args, "__array__")  # as tensors have it
+        or not isinstance(args, Iterable)
+    ):
         raise TargetError(
             f"args is of type {type(args).__name__}; pass a list of the inputs, such as [x]"
         )
@@ -143,6 +149,8 @@ def check_model(model: Any) -> None:
     """Raise TargetError if ``model`` is not a module."""
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            raise TargetError(f"model is the class {model.__name__}; pass an instance of it")
         fit = "torch.export.unflatten(model)" if kind == "ExportedProgram" else "an nn.Module"
         raise TargetError(f"model is of type {kind}; pass {fit}")
 

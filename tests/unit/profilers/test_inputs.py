@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from dispatch_flops import get_model_profile, profile_model
 from dispatch_flops.errors import (
@@ -65,6 +66,11 @@ def test_model_that_is_not_a_module_raises_target_error() -> None:
         get_model_profile(lambda x: x, (2, 5))  # type: ignore[arg-type]
 
 
+def test_model_class_is_told_from_an_instance() -> None:
+    with pytest.raises(TargetError, match="model is the class Net; pass an instance of it"):
+        profile_model(Net, (2, 5))  # type: ignore[arg-type]
+
+
 class Pair(NamedTuple):
     x: torch.Tensor
     y: torch.Tensor
@@ -81,10 +87,18 @@ def test_inputs_in_a_named_tuple_keep_their_class(device: str | None) -> None:
     assert profile_model(Sum(), args=[pair], device=device).total().flops == 5
 
 
-@pytest.mark.parametrize("args", [torch.ones(2, 5), "x", 3])
+@pytest.mark.parametrize(
+    "args", [torch.ones(2, 5), np.ones((2, 5)), b"x", "x", 3, DataLoader([torch.ones(5)])]
+)
 def test_args_that_are_not_a_list_raise_target_error(args: Any) -> None:
     with pytest.raises(TargetError, match="args is of type .*list"):
         profile_model(Net(), args=args)
+
+
+@pytest.mark.parametrize("kwargs", [torch.ones(2, 5), np.ones((2, 5)), [], 0])
+def test_kwargs_that_are_not_a_dict_raise_target_error(kwargs: Any) -> None:
+    with pytest.raises(TargetError, match="kwargs is of type .*dict"):
+        profile_model(NoInput(), kwargs=kwargs)
 
 
 class Columns(UserDict[str, torch.Tensor]):
