@@ -11,7 +11,7 @@ from dispatch_flops.analysis.operators import phases_of
 from dispatch_flops.errors import ConfigError
 from dispatch_flops.profile import ModuleNode, OpTotal, Profile
 from dispatch_flops.profile.cost import ZERO, Phase, check_phase
-from dispatch_flops.profile.holders import ProfileHolder
+from dispatch_flops.profile.holders import check_profile
 
 Settings = dict[str, Callable[[Profile], str]]
 
@@ -139,8 +139,7 @@ def diff(
     that another of its modules has.
     """
     for name, given in (("before", before), ("after", after)):
-        if not isinstance(given, Profile | ProfileHolder):  # the holder's own error says more
-            raise ConfigError(f"{name} is of type {type(given).__name__}; pass a Profile")
+        check_profile(name, given)
     check_phase(phase, (*phases_of(before), *phases_of(after)))
     if not isinstance(rename, Mapping | None) or not all(
         isinstance(name, str) for names in (rename or {}).items() for name in names

@@ -18,6 +18,7 @@ from dispatch_flops.distributed.watchdog import LONGEST_S
 from dispatch_flops.errors import ConfigError, NotProfiledError
 from dispatch_flops.profile import Profile
 from dispatch_flops.profile.cluster import ClusterProfile
+from dispatch_flops.profile.holders import check_profile
 from dispatch_flops.profile.mesh_positions import named_ranks
 
 _numbers = itertools.count()  # of this process's calls; all ranks call gather equally often
@@ -44,9 +45,10 @@ def gather(profile: Profile, dst: int = 0, *, timeout_s: float = 300.0) -> Clust
         that are late are missing in the result, which names them in ``missing`` and ``notes``.
 
     Without a process group, rank 0 is the only one, and the result holds ``profile`` alone.
-    Raises ConfigError if ``dst`` is not a rank or ``timeout_s`` is not a number of 0 or more, and
-    NotProfiledError on a simulated rank.
+    Raises ConfigError if ``profile`` is not one, ``dst`` is not a rank or ``timeout_s`` is not a
+    number of 0 or more, and NotProfiledError on a simulated rank.
     """
+    check_profile("profile", profile)
     check_timeout(timeout_s)
     has_group = distributed.is_available() and distributed.is_initialized()
     rank, world_size = 0, 1

@@ -13,6 +13,7 @@ from dispatch_flops.errors import ConfigError, ProfileFormatError
 from dispatch_flops.profile.communication import CommCost
 from dispatch_flops.profile.cost import PHASES, OpCost, Phase, add_costs, check_phase
 from dispatch_flops.profile.fields import texts
+from dispatch_flops.profile.holders import check_profile
 from dispatch_flops.profile.json_data import parse_saved
 from dispatch_flops.profile.mesh_positions import STAGE_DIMS, coordinates_of, fills
 from dispatch_flops.profile.profile import CLUSTER_SCHEMA, Profile
@@ -73,11 +74,14 @@ class ClusterProfile:
     def merge(cls, profiles: Iterable[Profile]) -> ClusterProfile:
         """Return the profiles of the ranks of one run together.
 
-        Ranks without a profile are ``missing``. Raises ConfigError without a profile, for two
-        profiles of one rank, and for profiles of different runs.
+        Ranks without a profile are ``missing``. Raises ConfigError without a profile, for what is
+        not a list of them, for two profiles of one rank, and for profiles of different runs.
         """
+        if not isinstance(profiles, Iterable) or isinstance(profiles, str):
+            raise ConfigError(f"profiles is of type {type(profiles).__name__}; pass a list of them")
         merged: dict[int, Profile] = {}
         for profile in profiles:
+            check_profile("one of the profiles", profile)
             rank = profile.run.rank
             if rank in merged:
                 raise ConfigError(
@@ -117,7 +121,14 @@ class ClusterProfile:
         return known[0] if known and all(mesh == known[0] for mesh in known) else None
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Return the position of a rank in each mesh dimension; empty where no mesh is known."""
+        """Return the position of a rank in each mesh dimension; empty where no mesh is known.
+
+        Raises ConfigError for a rank that the run does not have.
+        """
+        if rank not in range(self.world_size):
+            raise ConfigError(
+                f"rank {rank!r:.60} is out of range; the run has ranks 0 to {self.world_size - 1}"
+            )
         run = self.profiles[rank].run if rank in self.profiles else None
         own = run.coordinates if run is not None and run.rank == rank else {}
         mesh = self.mesh or {}

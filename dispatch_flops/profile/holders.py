@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from dispatch_flops.errors import NotProfiledError
+from dispatch_flops.errors import ConfigError, NotProfiledError
 from dispatch_flops.profile.profile import Profile
 
 _FIELDS = frozenset(known.name for known in dataclasses.fields(Profile))
@@ -37,3 +37,12 @@ class ProfileHolder:
             if name in _FIELDS or (not name.startswith("_") and hasattr(Profile, name)):
                 found += "; its profile has it: use or pass .profile"
             raise AttributeError(found, name=name, obj=self)
+
+
+def check_profile(name: str, given: Any) -> None:
+    """Raise ConfigError if an argument is not a profile.
+
+    A holder passes: its own error, where something is read of it, says more.
+    """
+    if not isinstance(given, Profile | ProfileHolder):
+        raise ConfigError(f"{name} is of type {type(given).__name__}; pass a Profile")

@@ -51,6 +51,11 @@ def test_gather_without_a_process_group_holds_the_profile_alone() -> None:
     assert cluster.world_size == 1
 
 
+def test_gather_refuses_the_path_of_a_profile() -> None:
+    with pytest.raises(ConfigError, match="profile is of type str; pass a Profile"):
+        gather("profile.json")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("dst", [-1, 1, "0", None])
 def test_gather_without_a_process_group_refuses_other_ranks_than_0(dst: Any) -> None:
     profile = profile_of(nn.Linear(3, 5), torch.ones(7, 3))

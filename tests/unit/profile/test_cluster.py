@@ -271,6 +271,28 @@ def test_profiles_of_different_runs_are_refused(changed: dict[str, object], mess
         ClusterProfile.merge([of_rank(0), in_another_run(**changed)])
 
 
+@pytest.mark.parametrize(
+    ("profiles", "message"),
+    [
+        (None, "profiles is of type NoneType; pass a list"),
+        ("rank0.json", "profiles is of type str; pass a list"),
+        (of_rank(0), "profiles is of type Profile; pass a list"),
+        ([of_rank(0), "rank1.json"], "one of the profiles is of type str; pass a Profile"),
+    ],
+)
+def test_merging_what_is_not_a_list_of_profiles_is_refused(profiles: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ClusterProfile.merge(profiles)
+
+
+@pytest.mark.parametrize("rank", [-1, 4, "0", None])
+def test_coordinates_of_a_rank_outside_the_run_are_refused(rank: Any) -> None:
+    merged = ClusterProfile.merge(map(with_mesh, range(4), [MESH] * 4))
+    assert merged.coordinates(3) == {"pp": 1, "dp": 1}
+    with pytest.raises(ConfigError, match="out of range; the run has ranks 0 to 3"):
+        merged.coordinates(rank)
+
+
 def test_merging_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing to merge"):
         ClusterProfile.merge([])
