@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from dispatch_flops import _torch
 from dispatch_flops.compile.graph import GraphCost
@@ -30,6 +30,10 @@ class Compiler:
     """
 
     def __init__(self, backend: Any, mode: str | None, options: Options | None) -> None:
+        if isinstance(backend, nn.Module):
+            raise TargetError(
+                f"backend is a {type(backend).__name__}; pass a model as model=, after the backend"
+            )
         if not callable(backend) and not _torch.is_backend_name(backend):
             raise TargetError(
                 f"backend={backend!r:.60} is not a backend of torch.compile; pass a name from "

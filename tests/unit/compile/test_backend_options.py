@@ -224,6 +224,11 @@ def test_counting_backend_refuses_what_is_not_a_model(model: Any) -> None:
         counting_backend("aot_eager", model)
 
 
+def test_counting_backend_refuses_a_model_in_the_place_of_the_backend() -> None:
+    with pytest.raises(TargetError, match="backend is a Linear; pass a model as model="):
+        counting_backend(nn.Linear(3, 5))
+
+
 FUSING = {"epilogue_fusion": True}
 WRONG_TYPES = [{"mode": 5}, {"mode": ["x"]}, {"options": 5}, {"options": "x"}, {"options": {1: 2}}]
 
