@@ -129,9 +129,13 @@ class Machine:
         """Return the dense peak FLOP/s for a dtype; None if unknown.
 
         family: of the kernel; its own peak where that was measured.
+
+        Raises ConfigError for a dtype that is not given by its name.
         """
         if dtype is None:
             return None
+        if not isinstance(dtype, str):
+            raise ConfigError(f'dtype={dtype!r:.60}: pass its name, such as "bfloat16", or None')
         computed = name_of_peak(dtype)
         measured = self.kernel_flops_per_s.get(family, {}).get(computed) if family else None
         return measured or self.flops_per_s.get(computed)

@@ -174,6 +174,11 @@ class MeterTotals:
 
         Raises ConfigError for other data.
         """
+        if not isinstance(state, Mapping):
+            raise ConfigError(
+                f"the state of a meter is of type {type(state).__name__}; pass what state_dict() "
+                "returned"
+            )
         try:
             numbers: dict[str, Any] = {name: _count(state[name]) for name in _COUNTS}
             numbers["seconds"] = _not_negative(state["seconds"])

@@ -61,7 +61,10 @@ def measure_machine(
         _check_product(where, dtype)
     edge = size or (1024 if where.type == "cpu" else 8192)
     copied_mib = 64 if where.type == "cpu" else 1024
-    operand = torch.randn(edge, edge, device="cpu", generator=torch.Generator().manual_seed(0))
+    try:
+        operand = torch.randn(edge, edge, device="cpu", generator=torch.Generator().manual_seed(0))
+    except RuntimeError as error:
+        raise ConfigError(f"size={size}: pass a smaller one, {error!s:.200}") from error
     peaks = {
         name: _matmul_flops_per_s(operand.to(where, dtype), repeats)
         for dtype, name in names.items()

@@ -118,6 +118,12 @@ def test_links_of_an_h100_are_half_of_nvlinks_both_directions_and_one_adapter() 
     assert h100.network_link is not None and h100.network_link.bytes_per_s == 400e9 / 8
 
 
+def test_peak_of_a_dtype_that_is_not_a_name_says_to_pass_the_name() -> None:
+    machine = Machine(name="board", flops_per_s={"bfloat16": 3e12})
+    with pytest.raises(ConfigError, match='dtype=2: pass its name, such as "bfloat16"'):
+        machine.peak(2)  # type: ignore[arg-type]
+
+
 def test_peak_of_a_kernel_family_is_its_own_where_measured() -> None:
     machine = Machine(
         name="test",

@@ -862,6 +862,8 @@ def test_resumed_run_continues_the_totals(model: Net, optimizer: Any, meter: Flo
     ):
         with pytest.raises(ConfigError, match="the state of a meter is damaged"):
             resumed.load_state_dict(damaged)
+    with pytest.raises(ConfigError, match=r"is of type str; pass what state_dict\(\) returned"):
+        resumed.load_state_dict("meter.pt")  # type: ignore[arg-type]
     assert resumed.run.steps == 5
     resumed.load_state_dict({**saved, "amounts": [["forward", "float32", "flops", 3]]})  # older
     assert resumed.total_flops == 3

@@ -116,6 +116,7 @@ def test_measure_machine_with_an_unusable_option_names_it(options: dict[str, Any
         ({"dtypes": [torch.complex64]}, "torch.complex64, .*pass torch.float32"),
         ({"dtypes": [torch.bool]}, "torch.bool, which cpu does not multiply: .*'Bool'"),
         ({"device": "cuda:99"}, "device 'cuda:99' cannot be used: "),
+        ({"size": 10**9}, "size=1000000000: pass a smaller one, .*memory"),
     ],
     ids=str,
 )
