@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,8 +22,9 @@ from dispatch_flops.profile import ModuleNode, PhaseSeconds, Profile, StepTiming
 from dispatch_flops.profile.cost import COST_FIELDS, ZERO, OpCost
 from dispatch_flops.profile.memory import FollowMemory
 from dispatch_flops.profilers.counter import FlopCounterMode
+from dispatch_flops.profilers.inputs import check_model
 from dispatch_flops.profilers.isolation import evaluating, preserving_random_state
-from dispatch_flops.profilers.model import SEPARATE_PASS, attach_latencies
+from dispatch_flops.profilers.model import SEPARATE_PASS, attach_latencies, check_calls
 from dispatch_flops.timing.calibrated import ModulePass
 from dispatch_flops.timing.devices import Devices
 from dispatch_flops.units import bytes_text, flops_text, macs_text, seconds_text
@@ -137,9 +138,17 @@ def profile_generate(
     from the same random state, and with a copy of a cache among the options. The model runs in
     evaluation mode; train flags and random state are as before afterwards.
 
-    Raises TargetError if the model has no such method ``generate``, or if it generates no token.
+    Raises TargetError if the model has no such method ``generate``, if it generates no token, and
+    for inputs by name; ConfigError for a wrong ``warm_up`` or ``memory``.
     """
+    check_model(model)
     _require_generate(model)
+    if isinstance(inputs, Mapping):
+        raise TargetError(
+            f"inputs is of type {type(inputs).__name__}; pass inputs by name as options, **inputs"
+        )
+    check_calls("warm_up", warm_up, 0)
+    counters = [FlopCounterMode(model, display=False, memory=memory) for _ in range(2)]
 
     def run(relay: _Relay, options: dict[str, Any] = options) -> _Relay:
         own = {**options, _CACHE: copy.deepcopy(options[_CACHE])} if _CACHE in options else options
@@ -155,7 +164,6 @@ def profile_generate(
         timed = run(_Relay(devices))
         clocks = [ModulePass(ModuleNames([model]), devices=devices) for _ in range(2)]
         run(_Relay(devices, clocks[0], clocks[1]))
-        counters = [FlopCounterMode(model, display=False, memory=memory) for _ in range(2)]
         counted = run(
             _Relay(devices, counters[0], counters[1], lambda: counters[1].profile.total())
         )
@@ -203,7 +211,7 @@ def _for_one_token(options: dict[str, Any]) -> dict[str, Any]:
 
 def _require_generate(model: Any) -> None:
     name, method = type(model).__name__, getattr(model, "generate", None)
-    if not isinstance(model, nn.Module) or not callable(method):
+    if not callable(method):
         raise TargetError(f"{name} has no method generate; pass a generative model")
     parameters = inspect.signature(method).parameters
     if _CRITERIA not in parameters and all(

@@ -154,11 +154,16 @@ def _check_options(device: str | None, warm_up: int, repeats: int, notify: Any) 
             f'device={device!r:.60}: only "meta" is converted to; for any other device move the '
             "model and its inputs there first"
         )
-    for name, value, least in (("warm_up", warm_up, 0), ("repeats", repeats, 1)):
-        if not isinstance(value, int) or value < least:
-            raise ConfigError(f"{name}={value!r:.60}: pass an int of at least {least}")
+    check_calls("warm_up", warm_up, 0)
+    check_calls("repeats", repeats, 1)
     if not callable(notify):
         raise ConfigError(f"notify={notify!r:.60}: pass a function that is told what runs")
+
+
+def check_calls(name: str, value: Any, least: int) -> None:
+    """Raise ConfigError for what is not a number of calls."""
+    if not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value!r:.60}: pass an int of at least {least}")
 
 
 def _time(

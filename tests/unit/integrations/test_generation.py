@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dispatch_flops import FlopCounterMode, Profile, get_model_profile, profile_model
-from dispatch_flops.errors import TargetError
+from dispatch_flops.errors import ConfigError, TargetError
 from dispatch_flops.profile import ModuleMemory
 from tests.helpers.plain_data import differences
 
@@ -457,7 +457,29 @@ def test_generate_profile_prints_latencies_per_phase() -> None:
         assert words in text
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"inputs": {"input_ids": IDS}}, r"inputs is of type dict; pass .*\*\*inputs"),
+        ({"warm_up": -1}, "warm_up=-1: pass an int of at least 0"),
+        ({"warm_up": "3"}, "warm_up='3': pass an int"),
+        ({"memory": "timelin"}, "memory='timelin'"),
+    ],
+)
+def test_wrong_argument_is_refused_before_anything_is_generated(
+    given: dict[str, Any], message: str
+) -> None:
+    class Fails(nn.Module):
+        def generate(self, inputs: Any, **_: Any) -> None:
+            raise AssertionError("it generates")
+
+    with pytest.raises((ConfigError, TargetError), match=message):
+        profile_generate(Fails(), **{"inputs": IDS, **given})
+
+
 def test_model_that_cannot_generate_raises_target_error() -> None:
+    with pytest.raises(TargetError, match="model is the class Linear; pass an instance"):
+        profile_generate(nn.Linear)  # type: ignore[arg-type]
     with pytest.raises(TargetError, match="Linear has no method generate"):
         profile_generate(nn.Linear(1, 1))
 
