@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from dispatch_flops.cli import check, clusters, compare, ops, plan, profile, show, sweep
 from dispatch_flops.cli.output import emit
-from dispatch_flops.cli.suggestions import did_you_mean
 from dispatch_flops.errors import TargetError
+from dispatch_flops.profile.suggestions import did_you_mean
 
 _DESCRIPTION = """\
 Exact FLOPs, MACs, bytes, parameters and latency of PyTorch models, per module and operator.

@@ -44,6 +44,7 @@ from dispatch_flops.profile.serialization import (
     to_row,
     upgraded_from_1,
 )
+from dispatch_flops.profile.suggestions import did_you_mean
 from dispatch_flops.profile.tree import (
     NO_MODEL,
     ModuleNode,
@@ -202,7 +203,8 @@ class Profile:
         for node in self.nodes():
             if node.fqn == fqn:
                 return node
-        raise KeyError(f"no module {fqn!r} in this profile")
+        known = did_you_mean(str(fqn), (node.fqn for node in self.nodes() if node.fqn))
+        raise KeyError(f"no module {fqn!r:.200} in this profile{known}")
 
     def by_module(self, phase: Phase | None = None) -> CostMap[OpCost]:
         """Return ``{fqn: inclusive cost}`` of the model's modules, parents first.

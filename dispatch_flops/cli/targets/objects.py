@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import nn
 
-from dispatch_flops.cli.suggestions import did_you_mean
 from dispatch_flops.cli.targets.inputs import Inputs, Variables, as_inputs
 from dispatch_flops.cli.targets.source import raise_target_error, require_file, require_model
 from dispatch_flops.errors import TargetError
+from dispatch_flops.profile.suggestions import did_you_mean
 
 MODEL = "a function that returns the model, an nn.Module class or a model"
 INPUTS = "a function that returns the inputs"

@@ -93,8 +93,12 @@ def test_uncalled_modules_without_parameters_are_those_without_children() -> Non
 
 def test_node_of_an_unknown_name_raises_key_error() -> None:
     assert lenet5().node("classifier.0").class_name == "Linear"
-    with pytest.raises(KeyError, match="no module 'nope'"):
+    with pytest.raises(KeyError, match="no module 'nope' in this profile.$"):
         lenet5().node("nope")
+    with pytest.raises(KeyError, match=r"did you mean classifier\.\d or classifier\.\d"):
+        lenet5().node("classifer.0")
+    with pytest.raises(KeyError, match="no module 0 in"):
+        lenet5().node(0)  # type: ignore[arg-type]
 
 
 def test_map_nodes_changes_model_and_outside() -> None:
