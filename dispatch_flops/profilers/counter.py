@@ -367,6 +367,8 @@ def _as_modules(mods: Any) -> tuple[nn.Module, ...] | dict[str, nn.Module]:
     is_named = not is_one and isinstance(mods, Mapping)
     modules = (mods,) if is_one else tuple(mods.values() if is_named else mods)
     for module in modules:
+        if isinstance(module, type) and issubclass(module, nn.Module):
+            raise TargetError(f"mods holds the class {module.__name__}; pass an instance of it")
         if not isinstance(module, nn.Module):
             raise TargetError(
                 f"mods holds an object of type {type(module).__name__}; pass an nn.Module, a list "

@@ -172,7 +172,13 @@ def test_profile_after_an_exception_has_what_ran_before_it() -> None:
     assert counter.get_total_macs() == 2 * 3 * 5
 
 
-@pytest.mark.parametrize("mods", [3, "model", [nn.Identity(), 3], nn.Linear])
+@pytest.mark.parametrize("mods", [nn.Linear, [nn.Identity(), nn.Linear], {"G": nn.Linear}])
+def test_class_of_a_model_is_told_from_an_instance(mods: Any) -> None:
+    with pytest.raises(TargetError, match="mods holds the class Linear; pass an instance of it"):
+        FlopCounterMode(mods, display=False)
+
+
+@pytest.mark.parametrize("mods", [3, "model", [nn.Identity(), 3], int])
 def test_mods_that_are_not_modules_raise_target_error(mods: Any) -> None:
     with pytest.raises(TargetError):
         FlopCounterMode(mods, display=False)
