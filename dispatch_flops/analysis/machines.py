@@ -136,7 +136,7 @@ class Machine:
             return None
         if not isinstance(dtype, str):
             raise ConfigError(f'dtype={dtype!r:.60}: pass its name, such as "bfloat16", or None')
-        computed = name_of_peak(dtype)
+        computed = name_of_peak(_full_name(dtype))
         measured = self.kernel_flops_per_s.get(family, {}).get(computed) if family else None
         return measured or self.flops_per_s.get(computed)
 
@@ -174,8 +174,7 @@ def _check_rates(name: str, rates: Any) -> None:
             '{"bfloat16": 125e12}'
         )
     for dtype, rate in rates.items():
-        plain = dtype.removeprefix("torch.").lower()
-        known = name_of_peak(_SHORT_DTYPES.get(plain, plain))
+        known = name_of_peak(_full_name(dtype))
         if dtype != known:
             raise ConfigError(
                 f"{name} has a peak for {dtype!r}; write {known!r}, which it is looked up as"
@@ -203,6 +202,13 @@ _SHORT_DTYPES = {
     "float": "float32",
     "double": "float64",
 }
+
+
+def _full_name(dtype: str) -> str:
+    """Return the name that torch gives a dtype: "bfloat16" for "bf16" and "torch.bfloat16"."""
+    plain = dtype.removeprefix("torch.").lower()
+    return _SHORT_DTYPES.get(plain, plain)
+
 
 # A complex contraction is counted in real MACs, so its peak is that of the real dtype.
 _COMPUTES_AS = {

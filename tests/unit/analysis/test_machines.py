@@ -124,6 +124,12 @@ def test_peak_of_a_dtype_that_is_not_a_name_says_to_pass_the_name() -> None:
         machine.peak(2)  # type: ignore[arg-type]
 
 
+def test_peak_of_a_dtype_by_a_short_name_is_that_of_its_full_name() -> None:
+    machine = Machine(name="board", flops_per_s={"bfloat16": 3e12, "tf32": 2e12})
+    assert machine.peak("bf16") == machine.peak("torch.bfloat16") == 3e12
+    assert machine.peak("tf32") == 2e12
+
+
 def test_peak_of_a_kernel_family_is_its_own_where_measured() -> None:
     machine = Machine(
         name="test",
