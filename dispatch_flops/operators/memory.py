@@ -115,27 +115,13 @@ def _joined(steps: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 def _cluster_size(regions: list[Region]) -> int:
     """Return how many offsets overlapping regions cover."""
-    first = regions[0]
-    if len(regions) == 1:
-        if _is_injective(first):
-            return math.prod(count for count, _ in first.steps)
-    elif any(_covers(region, regions) for region in regions):
-        return max(region.end for region in regions) - first.start
+    if any(_covers(region, regions) for region in regions):
+        return max(region.end for region in regions) - regions[0].start
     outer = _common_outer(regions)
     if outer is not None:
         inner = [replace(region, steps=region.steps[:-1]) for region in regions]
         return outer * union_size(inner)
     return _count_by_mask(regions)
-
-
-def _is_injective(region: Region) -> bool:
-    """Return True if each combination of indices has an offset of its own."""
-    reach = 0
-    for count, stride in region.steps:
-        if stride <= reach:
-            return False
-        reach += (count - 1) * stride
-    return True
 
 
 def _covers(region: Region, regions: list[Region]) -> bool:

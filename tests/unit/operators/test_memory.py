@@ -55,6 +55,12 @@ def test_nbytes_of_random_views_is_that_of_the_addresses_they_show() -> None:
             assert overlaps or not shared
 
 
+def test_element_that_two_indices_show_counts_once() -> None:
+    """3 + 5 = 8: of eight sums of these strides, two are equal."""
+    line = torch.empty(3 + 5 + 8 + 1, dtype=torch.int8)
+    assert nbytes(line.as_strided((2, 2, 2), (3, 5, 8))) == 2 * 2 * 2 - 1
+
+
 def test_nbytes_of_views_with_a_pattern_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes of which a mask of every byte would take 4 GB and more."""
     monkeypatch.setattr(memory, "_LARGEST_MASK", 0)
@@ -65,8 +71,14 @@ def test_nbytes_of_views_with_a_pattern_needs_no_mask(monkeypatch: pytest.Monkey
     assert nbytes(square, square.t()) == 4 * 2**32
     assert nbytes(square[:, 1:], square[:, :-1]) == 4 * 2**32
     assert nbytes(square[1:], square[:-1]) == 4 * 2**32
+    even = square[:, ::2]
+    assert nbytes(even, even.unflatten(1, (2**7, 2**8))) == 4 * 2**16 * 2**15
+    assert nbytes(line[::2].unfold(0, 4, 2)) == 4 * 2**31  # windows of 4 at every second one
     query, key, value, _ = square.unflatten(1, (64, 4, 256)).unbind(2)
     assert nbytes(query, key, value) == 3 * 2**32
+    planes = line.view(2**12, 2, 2**7, 2**12)[:, :1, :100]
+    left, right = planes[..., : 5 * 2**9], planes[:, 0, :, 2 * 2**9 : 7 * 2**9]
+    assert nbytes(left, right) == 4 * 2**12 * 100 * 7 * 2**9
     image = torch.empty(8, 3, 1001, 1003, device="meta")
     assert nbytes(image.unfold(2, 3, 1).unfold(3, 3, 1)) == 4 * 8 * 3 * 1001 * 1003
 
