@@ -588,3 +588,20 @@ def test_parametrized_model_is_let_go_of_after_the_block() -> None:
     del model, counter
     gc.collect()
     assert reference() is None
+
+
+def test_cache_from_before_is_one_also_where_a_call_replaces_or_does_not_read_it() -> None:
+    class Grower(nn.Module):
+        """Adds rows to the keys; the values stay as they are."""
+
+        def forward(self, rows: torch.Tensor, past_key_values: dict[str, torch.Tensor]) -> None:
+            past_key_values["keys"] = torch.cat([past_key_values["keys"], rows])
+
+    cache = {"keys": torch.ones(5, 7), "values": torch.ones(3, 11), "none yet": torch.ones(0, 13)}
+    model, rows = Grower(), torch.ones(2, 7)
+    with torch.no_grad(), FlopCounterMode(model, display=False, memory=True) as counter:
+        model(rows, past_key_values=cache)
+    memory = counter.profile.memory
+    assert memory is not None
+    keys_and_values = 5 * 7 + (5 + 2) * 7 + 3 * 11  # old and new keys, while torch joins them
+    assert memory.by_role() == {"KV cache": keys_and_values * F32, "inputs": 2 * 7 * F32}
