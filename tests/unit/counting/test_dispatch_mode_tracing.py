@@ -67,4 +67,5 @@ def test_symbolic_sizes_stay_symbols_and_have_no_known_cost() -> None:
     assert len(counted.shape_env.guards) == len(alone.shape_env.guards)
     profile = counter.profile
     assert profile.uncounted_ops() == {"aten.mm.default": 1, "aten.sin.default": 1}
+    assert set(profile.formula_errors().values()) == {"its sizes are symbols"}
     assert profile.is_lower_bound

@@ -64,6 +64,37 @@ def test_opaque_module_under_autocast_has_the_dtype_that_it_computes_in(is_compi
     assert op.dtype == "bfloat16"
 
 
+class Returns(nn.Module):
+    """Returns what it was made with."""
+
+    def __init__(self, out: Any) -> None:
+        super().__init__()
+        self.out = out
+
+    def forward(self, x: Any) -> Any:
+        return self.out
+
+
+REAL = torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("x", "out", "dtype"),
+    [
+        (REAL, (REAL, REAL > 0), "float32"),
+        (REAL.bfloat16(), REAL, "bfloat16"),
+        (REAL.to(torch.complex64), REAL, "complex64"),
+        (3, 5, None),
+    ],
+)
+def test_dtype_of_an_opaque_module_is_the_narrowest_of_its_floating_point_numbers(
+    x: Any, out: Any, dtype: str | None
+) -> None:
+    mapping = {Returns: lambda *_, **__: 0}
+    (op,) = profile_of(Returns(out), x, custom_mapping=mapping).op_totals()
+    assert op.dtype == dtype
+
+
 def test_opaque_module_is_one_operator_in_forward() -> None:
     model = Whole()
     profile = profile_of(

@@ -381,6 +381,8 @@ def test_annotations_for_a_profiler_are_not_operators_of_the_profile() -> None:
         (Split(shares=(Share(cost=OpCost(macs=3)),)), "return OpCost(macs=3, flops=6)"),
         (Split(shares=(Share(cost=3),)), "return Share(cost=OpCost(...))"),  # type: ignore[arg-type]
         (Split(shares=(Share(cost=OpCost(), phase="all"),)), "a Share of the phase 'all', which"),  # type: ignore[arg-type]
+        (Split(shares=(Share(cost=OpCost(), phase=""),)), "a Share of the phase '', which"),  # type: ignore[arg-type]
+        (Split(shares=(Share(cost=OpCost(), phase=3),)), "a Share of the phase 3, which"),  # type: ignore[arg-type]
     ],
     ids=str,
 )
