@@ -218,8 +218,6 @@ def _checked(cost: OpCost, *, are_reals: bool) -> OpCost:
             f"each MAC, so return OpCost(macs={cost.macs}, flops={least + cost.flops}) if "
             f"{'there are no others' if not cost.flops else f'{cost.flops} are others'}"
         )
-    if all(type(number) is int for number in counts):
-        return cost
     return OpCost(**dict(zip(COST_FIELDS, map(int, counts), strict=True)))
 
 

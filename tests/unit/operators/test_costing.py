@@ -93,6 +93,15 @@ def test_arithmetic_intensity_of_operators_and_modules_is_flops_per_byte() -> No
     assert rows["aten.t.default"].cost.arithmetic_intensity is None
 
 
+def test_view_of_the_users_own_moves_no_bytes_whatever_its_formula_says() -> None:
+    with torch.library._scoped_library("own_views", "DEF") as library:
+        library.define("first(Tensor(a) x) -> Tensor(a)")
+        library.impl("first", lambda x: x[0], "CPU")
+        first = torch.ops.own_views.first
+        total = profile_of(lambda: first(A), custom_mapping={first: lambda *_, **__: 3}).total()
+    assert (total.flops, total.bytes_total) == (3, 0)
+
+
 @pytest.mark.parametrize("picks", [(100, 0), (0, 100), (30, 70)])
 def test_bytes_of_results_whose_size_is_data_are_those_of_each_call(picks: tuple[int, int]) -> None:
     """float32 per picked element, int64 per position, independent of earlier calls."""

@@ -380,6 +380,7 @@ def test_annotations_for_a_profiler_are_not_operators_of_the_profile() -> None:
         (OpCost(macs=10, flops=3), "return OpCost(macs=10, flops=23) if 3 are others"),
         (Split(shares=(Share(cost=OpCost(macs=3)),)), "return OpCost(macs=3, flops=6)"),
         (Split(shares=(Share(cost=3),)), "return Share(cost=OpCost(...))"),  # type: ignore[arg-type]
+        (Split(shares=(3,)), "returned 3 as a share"),  # type: ignore[arg-type]
         (Split(shares=(Share(cost=OpCost(), phase="all"),)), "a Share of the phase 'all', which"),  # type: ignore[arg-type]
         (Split(shares=(Share(cost=OpCost(), phase=""),)), "a Share of the phase '', which"),  # type: ignore[arg-type]
         (Split(shares=(Share(cost=OpCost(), phase=3),)), "a Share of the phase 3, which"),  # type: ignore[arg-type]
