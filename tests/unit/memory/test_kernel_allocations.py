@@ -330,6 +330,39 @@ def workspace_after(x: torch.Tensor, call: Callable[..., Any] = torch.exp) -> in
     return last_kernel.workspace
 
 
+@pytest.mark.parametrize(("on_cuda", "expected"), [(False, None), (True, 0)])
+def test_kernel_whose_formula_knows_all_is_asked_on_cuda_alone(
+    monkeypatch: pytest.MonkeyPatch, on_cuda: bool, expected: int | None
+) -> None:
+    """On the CPU it has no workspace, nor that of the kernel before it."""
+    monkeypatch.setattr(kernel_allocations, "is_on_cuda", lambda args: on_cuda)
+    rule = WorkspaceRule(REPORTED.formula, may_be_unknown=lambda args: False)
+    last_kernel.workspace = 7
+    ReportedOperator(OPERATOR, torch.exp, rule).run(torch.ones(3))
+    assert last_kernel.workspace == expected
+
+
+STEADY = WorkspaceRule(REPORTED.formula, is_steady=True)
+
+
+def test_allocator_reports_each_call_under_settings_that_cannot_be_read(
+    reports: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_allocations, "settings_reader", lambda *, on_cuda: lambda: None)
+    rows = iter((3, 5))
+    operator = ReportedOperator(OPERATOR, lambda x: torch.empty(next(rows)) is None, STEADY)
+    for expected in (3, 5):
+        operator.run(torch.ones(1))
+        assert last_kernel.take() == expected * 4
+
+
+def test_allocator_reports_each_call_with_an_argument_of_unknown_kind(reports: list[None]) -> None:
+    operator = ReportedOperator(OPERATOR, lambda x, rows: torch.empty(*rows) is None, STEADY)
+    for rows in (3, 5):
+        operator.run(torch.ones(1), (rows,))
+        assert last_kernel.take() == rows * 4
+
+
 def test_workspace_is_not_known_where_nothing_is_computed_on_the_cpu() -> None:
     assert workspace_after(torch.ones(3)) == 0
     assert workspace_after(torch.ones(3, device="meta")) is None
@@ -359,6 +392,13 @@ def test_profiler_of_the_program_goes_first() -> None:
     memory = counter.profile.memory
     assert memory is not None and memory.unseen == ("aten.sort.default",)
     assert "aten::sort" in {event.name for event in profiler.events()}
+
+
+def test_allocator_is_asked_once_the_profiler_of_the_program_is_off(reports: list[None]) -> None:
+    layer, x = nn.Conv2d(16, 32, 3).requires_grad_(False), torch.randn(2, 16, 17, 19)
+    with torch.profiler.profile(profile_memory=True):
+        assert memory_of(lambda: layer(x)).is_lower_bound
+    assert_equals_the_allocators(lambda: layer(x), x, *layer.parameters())
 
 
 def test_meta_device_lists_kernels_whose_workspace_is_not_known() -> None:
