@@ -143,14 +143,14 @@ class ReportedOperator:
         """Return what runs calls that are all alike, and remembers their workspace by settings."""
         fastest = KnownCall(cost=cost)
         fastest.to_be_run(self._func)
-        sizes: dict[Any, int] = {}
+        sizes: dict[Any, int | None] = {}
 
         def run(*args: Any) -> Any:
             settings = read_settings()
             size = sizes.get(settings)
             if size is None:
                 out = self.run(*args)
-                if settings is not None and last_kernel.workspace is not None:
+                if settings is not None:
                     sizes[settings] = last_kernel.workspace
                 return out
             out = fastest.run(*args)  # type: ignore[misc]

@@ -324,6 +324,14 @@ def test_workspace_on_cuda_is_no_more_than_what_was_asked_for(
     assert workspace_after(torch.ones(3)) == expected
 
 
+def test_workspace_of_a_copy_to_cuda_is_that_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = iter((torch.device("cpu"), torch.device("cuda", 0)))  # before and after it
+    monkeypatch.setattr(kernel_allocations, "_reporting_device", lambda values: next(devices))
+    monkeypatch.setattr(_torch, "start_reporting_allocations", lambda: None)
+    monkeypatch.setattr(_torch, "stop_reporting_allocations", lambda: ([7, -7], [11, 13, -13]))
+    assert workspace_after(torch.ones(3)) == 13
+
+
 def workspace_after(x: torch.Tensor, call: Callable[..., Any] = torch.exp) -> int | None:
     last_kernel.workspace = None
     ReportedOperator(OPERATOR, call, REPORTED).run(x)
@@ -345,15 +353,20 @@ def test_kernel_whose_formula_knows_all_is_asked_on_cuda_alone(
 STEADY = WorkspaceRule(REPORTED.formula, is_steady=True)
 
 
+@pytest.mark.parametrize("is_known", [False, True])
 def test_allocator_reports_each_call_under_settings_that_cannot_be_read(
-    reports: list[None], monkeypatch: pytest.MonkeyPatch
+    reports: list[None], monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     monkeypatch.setattr(kernel_allocations, "settings_reader", lambda *, on_cuda: lambda: None)
-    rows = iter((3, 5))
-    operator = ReportedOperator(OPERATOR, lambda x: torch.empty(next(rows)) is None, STEADY)
-    for expected in (3, 5):
-        operator.run(torch.ones(1))
-        assert last_kernel.take() == expected * 4
+    sizes = iter((3, 5))
+    operator = ReportedOperator(OPERATOR, lambda x: torch.empty(next(sizes)) is None, STEADY)
+    known = KnownCall(cost=CallCost("op", "free"), run=operator.run)
+    if is_known:
+        operator.prepare(known, BY_VALUE)
+    for size in (3, 5):
+        assert known.run is not None
+        known.run(torch.ones(1))
+        assert last_kernel.take() == size * 4
 
 
 def test_allocator_reports_each_call_with_an_argument_of_unknown_kind(reports: list[None]) -> None:
@@ -368,6 +381,7 @@ def test_workspace_is_not_known_where_nothing_is_computed_on_the_cpu() -> None:
     assert workspace_after(torch.ones(3, device="meta")) is None
     with FakeTensorMode():
         assert workspace_after(torch.ones(3)) is None
+    assert workspace_after(torch.ones(3), lambda x: x.to("meta")) is None
 
 
 def test_kernel_that_raises_ends_the_reports() -> None:
