@@ -272,8 +272,7 @@ class Blocks:
             return False
         size = storage.nbytes()
         return any(
-            block.size >= size
-            and (owner := block()) is not None
+            (owner := block()) is not None
             and 0 <= address - _address_of(owner) <= block.size - size
             for block in list(self.live.values())
         )

@@ -40,9 +40,14 @@ _found: dict[OpOverload, WorkspaceRule] = {}
 
 
 def _is_mixed(args: tuple[Any, ...]) -> bool:
-    """Return True if tensors have several dtypes, gaps or whole numbers, or a number is complex."""
+    """Return True if tensors have several dtypes, gaps or whole numbers, or a number is complex.
+
+    Sparse tensors have gaps. Those in compressed layouts raise if they are asked.
+    """
     return _differ_in_dtype(args) or any(
-        not tensor.is_contiguous() or not (tensor.is_floating_point() or tensor.is_complex())
+        tensor.layout is not torch.strided
+        or not tensor.is_contiguous()
+        or not (tensor.is_floating_point() or tensor.is_complex())
         for tensor in _tensors_in(args)
     )
 

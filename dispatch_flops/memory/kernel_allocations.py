@@ -20,6 +20,7 @@ from dispatch_flops.operators.workspaces import WorkspaceRule
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _Tensor, _Parameter = _PLAIN
 _CPU = torch.device("cpu")
+_STRIDED = torch.strided
 _NUMBERS = frozenset((bool, int, float, str, type(None)))
 _LIMIT = 8192  # workspaces of an operator that are kept before all are dropped
 
@@ -173,7 +174,7 @@ def _signature(args: Any) -> Any:
             for part in arg if arg.__class__ is list else (arg,):
                 cls = part.__class__
                 if cls is _Tensor or cls is _Parameter:
-                    if not (part.is_cpu or part.is_cuda):
+                    if part.layout is not _STRIDED:  # a sparse one's size is data
                         return None
                     key += (part.shape, part.stride(), part.dtype, part.device)
                 elif cls in _NUMBERS:

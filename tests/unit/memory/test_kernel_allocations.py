@@ -215,6 +215,17 @@ def test_allocator_reports_each_call_whose_workspace_depends_on_values(
     assert len(reports) == 3 * 2
 
 
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_workspace_of_a_sparse_operand_depends_on_how_much_it_stores(reports: list[None]) -> None:
+    dense = torch.ones(30, 30)
+    for stored in (torch.eye(30), torch.ones(30, 30)):
+        x = stored.to_sparse()
+        assert_equals_the_allocators(lambda x=x: x * dense, x._indices(), x._values(), dense)
+        y = stored.to_sparse_csr()
+        parts = y.crow_indices(), y.col_indices(), y.values()
+        assert_equals_the_allocators(lambda y=y: y + y, parts)
+
+
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
 def test_settings_are_read_anew_for_a_call_that_is_known(
     reports: list[None], monkeypatch: pytest.MonkeyPatch
@@ -374,6 +385,31 @@ def test_allocator_reports_each_call_with_an_argument_of_unknown_kind(reports: l
     for rows in (3, 5):
         operator.run(torch.ones(1), (rows,))
         assert last_kernel.take() == rows * 4
+
+
+A, B, C = (torch.ones(7) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((A,), (torch.ones(11),)),
+        (([A, B], [C]), ([A], [B, C])),
+    ],
+    ids=["shapes", "lists"],
+)
+def test_allocator_reports_calls_whose_arguments_differ(
+    reports: list[None], first: Any, second: Any
+) -> None:
+    sizes = iter((3, 5))
+    operator = ReportedOperator(OPERATOR, lambda *_: torch.empty(next(sizes)) is None, STEADY)
+    for args, size in ((first, 3), (second, 5)):
+        operator.run(*args)
+        assert last_kernel.take() == size * 4
+
+
+def test_call_that_begins_with_an_empty_list_is_not_on_cuda() -> None:
+    assert not kernel_allocations.is_on_cuda(([], A))
 
 
 def test_workspace_is_not_known_where_nothing_is_computed_on_the_cpu() -> None:
