@@ -132,6 +132,21 @@ def test_storage_that_is_resized_on_its_own_is_named_at_the_peak() -> None:
     }  # fmt: skip
 
 
+def test_parameter_without_memory_is_unsharded_once_its_storage_has_some() -> None:
+    """As FSDP's parameters are, whose storages an earlier step made."""
+    model, x = nn.Linear(5, 7, bias=False), torch.ones(2, 5)
+    storage = model.weight.untyped_storage()
+    storage.resize_(0)
+
+    def run() -> None:
+        x + 1
+        storage.resize_(5 * 7 * F32)
+        with torch.no_grad():
+            model(x)
+
+    assert memory_of(run, model).by_role()["unsharded parameters"] == 5 * 7 * F32
+
+
 @pytest.mark.parametrize("has_gradient", [False, True])
 def test_gradients_of_a_parameter_that_is_gone_are_not_those_of_one_at_its_address(
     has_gradient: bool,

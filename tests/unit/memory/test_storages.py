@@ -188,11 +188,11 @@ def test_zero_tangents_of_forward_mode_take_no_memory(step: Step) -> None:
 
 
 def test_arrays_beside_each_other_count_once_each() -> None:
-    """The memory of the last is also shown by a part of it."""
+    """The memory of the last is also shown by its first and its last elements."""
     data = np.ones((3, 101), dtype=np.float32)
-    rows = [torch.from_numpy(row) for row in data]
+    rows = [torch.from_numpy(data[at]) for at in (1, 0, 2)]  # after it, before it
     with FlopCounterMode(display=False, memory=True) as counter:
-        for x in (*rows, torch.from_numpy(data[2, :7])):
+        for x in (*rows, torch.from_numpy(data[2, :7]), torch.from_numpy(data[2, 94:])):
             x.sum()
     assert counter.profile.memory is not None
     assert counter.profile.memory.by_role()["inputs"] == 3 * 101 * F32
