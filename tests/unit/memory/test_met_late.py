@@ -205,24 +205,6 @@ def test_batch_that_is_copied_to_another_device_alone_is_in_the_peak_of_its_own(
     assert peaks["meta"] == (10 * 100 + 7 * 100 + 7 * 10) * F32
 
 
-def test_batch_that_a_new_thread_copies_to_another_device_is_in_the_peak_of_its_own() -> None:
-    """The thread has recorded no operator in which the batch could be met."""
-    batch = torch.ones(1009)
-    with FlopCounterMode(display=False, memory=True) as counter:
-        torch.ones(3).neg()
-        torch.ones(3, device="meta").neg()
-
-        def copy() -> None:
-            with counter.in_thread():
-                batch.to("meta")
-
-        in_another_thread(copy)
-    memory = counter.profile.memory
-    assert memory is not None
-    peaks = {device.device: device.peak_bytes for device in memory.devices}
-    assert peaks == {"cpu": (2 * 3 + 1009) * F32, "meta": 1009 * F32}
-
-
 class Two(nn.Module):
     def __init__(self) -> None:
         super().__init__()

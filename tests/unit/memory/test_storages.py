@@ -192,10 +192,13 @@ def test_arrays_beside_each_other_count_once_each() -> None:
     data = np.ones((3, 101), dtype=np.float32)
     rows = [torch.from_numpy(data[at]) for at in (1, 0, 2)]  # after it, before it
     with FlopCounterMode(display=False, memory=True) as counter:
-        for x in (*rows, torch.from_numpy(data[2, :7]), torch.from_numpy(data[2, 94:])):
+        for x in rows:
             x.sum()
+        for part in (data[2, :7], data[2, 94:]):
+            torch.from_numpy(part).sum()
     assert counter.profile.memory is not None
     assert counter.profile.memory.by_role()["inputs"] == 3 * 101 * F32
+    assert counter.profile.memory.peak_bytes == 3 * 101 * F32 + F32  # with one sum
 
 
 def test_parameter_of_a_class_that_refuses_unknown_functions_is_held() -> None:
