@@ -188,16 +188,16 @@ def _process_group(arguments: Mapping[str, Any]) -> Any:
 def _payload(kind: CommKind, source: Any, target: Any, n: int) -> int:
     """Return nccl-tests' size of a collective, which every rank of the group agrees on.
 
-    Ranks that are not the root of a gather or scatter hold one share of n.
+    In a gather or scatter, every rank holds one share of n; the root alone holds all.
     """
     if kind == "barrier":
         return 0
     if kind == "all_gather":
         return _size(target)
     if kind == "gather":
-        return _size(target) or n * _size(source)
+        return n * _size(source)
     if kind == "scatter":
-        return _size(source) or n * _size(target)
+        return n * _size(target)
     return _size(source)
 
 
