@@ -31,7 +31,7 @@ def programs() -> dict[str, Callable[[], Any]]:
     lstm_cell, gru_cell, rnn_cell = nn.LSTMCell(4, 6), nn.GRUCell(4, 6), nn.RNNCell(4, 6)
     bilinear, conv = nn.Bilinear(4, 4, 5), nn.Conv2d(3, 5, 3)
     geometry: Any = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    return {
+    found = {
         "encoder layer": lambda: encoder(x),
         "multi-head attention": lambda: attention(x, x, x)[0],
         "scaled dot product attention": lambda: F.scaled_dot_product_attention(x, x, x),
@@ -57,6 +57,9 @@ def programs() -> dict[str, Callable[[], Any]]:
         "softmax": lambda: F.softmax(a, -1),
         "binary_cross_entropy": lambda: F.binary_cross_entropy(a.sigmoid(), a.sigmoid()),
     }
+    if hasattr(torch, "_foreach_mm"):  # runs mm on CPU; has a kernel for CUDA
+        found["products of lists"] = lambda: torch._foreach_mm([a], [b.t()])[0]
+    return found
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -37,6 +38,20 @@ def test_jvp_of_a_scaled_constant_gives_the_bare_result(
     profile_of(lambda: counted.append(jvp(function, (X,), (X,))))
     for a, b in zip(bare, counted[0], strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("number", [2, 2j])
+def test_product_of_a_zero_tangent_is_as_without_a_counter(device: str, number: complex) -> None:
+    zeros = torch._efficientzerotensor((N,), device=device)
+    multiply = partial(torch.ops.aten.mul.Scalar, zeros, number)
+    bare, counted = multiply(), list[Tensor]()
+    profile = profile_of(lambda: counted.append(multiply()))
+    assert profile.total().flops == 0
+    assert counted[0]._is_zerotensor()
+    for found in (bare, *counted):
+        assert (found.shape, found.device.type) == ((N,), device)
+        assert found.is_complex() == isinstance(number, complex)
 
 
 def test_jvp_of_a_linear_layer_does_not_count_zero_tangents() -> None:
