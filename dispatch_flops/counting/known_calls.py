@@ -15,7 +15,6 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -33,6 +32,7 @@ _IS_NESTED = attrgetter("is_nested")
 _share_storage = _torch.share_storage
 _OPTIONAL = re.compile(r"Optional\[(.*)\]")
 
+_TENSOR_TYPES = frozenset((Tensor, Parameter))  # not those of the program, with values to compare
 _TENSORS = "List[Tensor]"
 _WHOLE = frozenset(("int", "SymInt", "List[int]", "List[SymInt]"))
 _COMPARABLE = _WHOLE | frozenset(
@@ -188,11 +188,12 @@ class KnownCalls:
     def _add(self, kind: Any, args: Any, cost: Any, keywords: tuple[str, ...]) -> None:
         """Note a call for later comparisons, if they can tell its cost.
 
-        Where tensors share a storage, the cost depends on what they show of it.
+        Where tensors share a storage, the cost depends on what they show of it. The call has a
+        signature, so no tensor is nested.
         """
         indices, repeats = _distinct_tensors(args)
         tensors = tuple([args[index] for index in indices])
-        if all(map(_is_comparable, tensors)) and not _share_storage(tensors):
+        if _TENSOR_TYPES.issuperset(map(type, tensors)) and not _share_storage(tensors):
             values = self._comparison_of_values(args) if len(indices) < len(args) else None
             params = tuple([index for index in indices if args[index].__class__ is Parameter])
             is_same, known = _torch.tensor_comparison(tensors), KnownCall(cost=cost)
@@ -248,12 +249,6 @@ def _distinct_tensors(args: Any) -> tuple[list[int], list[tuple[int, int]]]:
             if first != index:
                 repeats.append((index, first))
     return [*firsts.values()], repeats
-
-
-def _is_comparable(tensor: Tensor) -> bool:
-    kind = tensor.__class__
-    is_plain = kind is Tensor or kind is Parameter
-    return is_plain and tensor.layout is torch.strided and not tensor.is_nested
 
 
 # What follows returns functions that compare the arguments of a call with those of an earlier one.

@@ -237,7 +237,7 @@ def test_parameters_in_lists_of_calls_like_earlier_ones_are_used() -> None:
 
 NESTED = """
 import torch, warnings
-from dispatch_flops import FlopCounterMode
+from dispatch_flops import FlopCounterMode, OpCost
 warnings.simplefilter("ignore")
 dense = torch.ones(2, 3, 4)
 nested = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)])
@@ -354,6 +354,23 @@ def test_no_indices_are_kept() -> None:
             scatter_columns(indices)
             del indices
             assert found[-1]() is None
+
+
+def test_no_tensor_of_a_class_of_the_program_is_kept() -> None:
+    """A counter without a formula of its own does not keep their costs either."""
+
+    class Named(torch.Tensor):
+        pass
+
+    own = {torch.ops.quantized.add: lambda *args, **kwargs: OpCost()}
+    with FlopCounterMode(display=False, custom_mapping=own) as counter:
+        for _ in range(4):
+            x = ones(3, 4).as_subclass(Named)
+            kept = weakref.ref(x)
+            torch.add(x, 2)
+            del x
+            assert kept() is None
+    assert counter.get_total_flops() == 4 * 3 * 4
 
 
 def test_calls_with_and_without_optional_tensors_need_no_signature(unsigned: Program) -> None:
