@@ -257,8 +257,7 @@ class Session:
 
     def note_stepped(self) -> None:
         """Treat the optimizer's step as over, which ran uncounted."""
-        thread = self._tracker.join_thread()
-        thread.gradients, thread.is_on_gradients = frozenset(), False
+        self._tracker.join_thread().gradients = frozenset()
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:

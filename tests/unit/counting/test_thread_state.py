@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils.data import DataLoader, TensorDataset
 
-from dispatch_flops import FlopCounterMode, FlopsProfiler
+from dispatch_flops import FlopCounterMode, FlopsProfiler, Profile
 from dispatch_flops.counting.module_names import ModuleNames
 from dispatch_flops.counting.thread_state import UNATTRIBUTED, ThreadState
 from dispatch_flops.errors import WrongThreadError
@@ -72,6 +72,28 @@ def test_thread_of_the_block_may_join_without_effect(model: nn.Module) -> None:
             train(model, rows(2, 3))
         train(model, rows(2, 3))
     assert work_of(counter.profile)["1"] == {"forward": 2 * 70, "backward": 2 * 140}
+
+
+def test_backward_of_a_worker_belongs_to_the_modules_that_it_called(model: nn.Module) -> None:
+    """The nodes of new threads have the same numbers."""
+    first, second = model.children()
+
+    def run() -> Profile:
+        with FlopCounterMode(model, display=False) as counter:
+
+            def work() -> None:
+                with counter.in_thread():
+                    train(second, rows(2, 5))
+
+            for _ in range(3):
+                first(rows(2, 3))
+            in_new_thread(work)
+        return counter.profile
+
+    # The worker's input needs no gradient.
+    assert work_of(in_new_thread(run)) == {
+        "0": {"forward": 3 * 2 * 3 * 5}, "1": {"forward": 2 * 5 * 7, "backward": 2 * 5 * 7}
+    }  # fmt: skip
 
 
 def test_concurrent_workers_are_all_counted(model: nn.Module) -> None:

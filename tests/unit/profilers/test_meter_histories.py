@@ -160,6 +160,27 @@ def test_work_after_the_optimizer_has_its_phase_also_where_counting_starts_there
     assert meter.model_flops == 9 * (2 * forward(ROWS) + ROWS * OUT - 1) + 2 * forward(ROWS)
 
 
+def test_work_on_gradients_after_the_optimizer_is_forward_also_where_counting_starts_there() -> (
+    None
+):
+    """With gradients enabled, only the step tells it from a norm of gradients before the step."""
+    model = nn.Linear(IN, OUT, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    meter = FlopMeter(model, verify_every=0)
+    for index in range(9):
+        with meter.step():
+            model(torch.ones(ROWS, IN)).sum().backward()
+            optimizer.step()
+            model.weight.grad * 3  # type: ignore[operator]
+            if index in (3, 5):
+                with torch.no_grad():
+                    model(torch.ones(ROWS, IN))
+            optimizer.zero_grad()
+    assert meter.run.costs["optimizer"].flops == 9 * 2 * IN * OUT
+    each = forward(ROWS) + ROWS * OUT - 1 + IN * OUT
+    assert meter.run.costs["forward"].flops == 9 * each + 2 * forward(ROWS)
+
+
 def test_work_after_an_optimizer_that_steps_before_any_call_is_forward() -> None:
     """No backward pass of the step comes first, whether it is counted from there or as a whole.
 
