@@ -641,8 +641,9 @@ has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 # NotImplementedError for a tensor without one. Public: untyped_storage().data_ptr() is 0 on meta.
 storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
-# Whether two of these tensors show the same storage, in one call. Public: none.
-share_storage: Callable[[tuple[torch.Tensor, ...]], bool] = functools.partial(
+# Whether two of these tensors, among which None counts for nothing, show the same storage, in one
+# call. Public: none.
+share_storage: Callable[[tuple[torch.Tensor | None, ...]], bool] = functools.partial(
     torch._C._any_output_is_alias_to_input_or_output,
     (),
     {},  # type: ignore[attr-defined]

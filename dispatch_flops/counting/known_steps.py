@@ -85,7 +85,7 @@ class KnownStep:
     """A step of an optimizer, and what was recorded of it.
 
     is_same: compares the tensors that it read and wrote with those of another step. state: what
-    else decides which operators run. costs: empty until the step has ended.
+    else decides which operators run. costs: empty until the step has returned.
     memory: what ``UndispatchedMemory`` noted of it.
     """
 
@@ -128,7 +128,7 @@ class KnownSteps(KnownRuns):
             state, tensors = _read(optimizer)
         except _NotComparableError:
             return None
-        if not tensors or _share_storage(tuple(tensors)):  # the cost depends on what they share
+        if _share_storage(tuple(tensors)):  # the cost depends on what they share
             return None
         steps = self._steps.setdefault(optimizer, [])
         for step in steps:
@@ -136,7 +136,8 @@ class KnownSteps(KnownRuns):
                 return step
         if len(steps) >= _MOST or any(t.layout is not torch.strided for t in tensors):
             return None
-        return KnownStep(_torch.tensor_comparison(tensors), state)
+        steps.append(KnownStep(_torch.tensor_comparison(tensors), state))
+        return steps[-1]
 
     def begin(self, thread: ThreadState, opened: OpenCall, step: KnownStep) -> None:
         """Begin a step without the mode if it is like ``step``; else prepare to keep it."""
@@ -154,17 +155,12 @@ class KnownSteps(KnownRuns):
             opened.memory_before = memory.before_step()
 
     def keep(self, opened: OpenCall) -> None:
-        """Keep a step that was dispatched, and has returned, for later ones."""
+        """Note what was recorded of a step that was dispatched, and has returned."""
         step = opened.new_call
         assert isinstance(step, KnownStep)
-        steps, costs = self._steps.get(opened.owner), costs_of(opened)
-        if steps is None or not costs:  # forgotten, or aggregated, meanwhile
-            return
-        step.costs = costs
+        step.costs = costs_of(opened)
         if self.memory is not None:
             step.memory = self.memory.of_step(opened.memory_before)
-        if step not in steps:
-            steps.append(step)
 
 
 def begin_step(thread: ThreadState, opened: OpenCall, step: KnownStep) -> None:

@@ -61,6 +61,9 @@ def test_views_share_a_storage(device: str) -> None:
     assert _torch.share_storage((x, x))
     assert not _torch.share_storage((x, y))
     assert not _torch.share_storage((x,))
+    assert not _torch.share_storage((x, None, y, None))
+    assert _torch.share_storage((x[:3], None, x[3:]))
+    assert not _torch.share_storage(())
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

@@ -83,7 +83,10 @@ OPTIMIZERS: dict[str, Make] = {
     "AdamW": lambda p: AdamW(p),
     "AdamW, foreach": lambda p: AdamW(p, foreach=True),
     "AdamW, fused": lambda p: AdamW(p, fused=True),
-    "groups": lambda p: AdamW([{"params": p[:1], "lr": 0.5}, {"params": p[1:], "weight_decay": 0}]),
+    "groups": lambda p: AdamW(
+        [{"params": p[:1], "lr": 0.5, "name": "first"}, {"params": p[1:], "weight_decay": 0}]
+    ),
+    "named parameters": lambda p: AdamW([(str(i), one) for i, one in enumerate(p)]),
 }
 
 
@@ -128,7 +131,8 @@ def test_parameters_are_the_same_as_without_a_counter() -> None:
 def test_steps_of_a_scheduler_are_alike(passed: list[str], dispatched: Run) -> None:
     def make(parameters: list[nn.Parameter]) -> Optimizer:
         made = SGD(parameters, lr=0.1)
-        made.scheduler = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)  # type: ignore[attr-defined]
+        warm_up = torch.optim.lr_scheduler.LambdaLR(made, lambda step: step / 4)
+        made.scheduler = warm_up  # type: ignore[attr-defined]
         return made
 
     changes = [nothing, *[lambda optimizer: optimizer.scheduler.step()] * 4]
@@ -194,6 +198,19 @@ def set_buffer(make: Callable[[Tensor], Tensor | None]) -> Change:
     return change
 
 
+def rename_buffer(optimizer: Any) -> None:
+    state = optimizer.state[optimizer.param_groups[0]["params"][0]]
+    state["momentum"] = state.pop("momentum_buffer")
+
+
+def exchange_options(optimizer: Any) -> None:
+    """Set the values of two options to those of each other, in the same order of values."""
+    group, other = optimizer.param_groups[0], {"nesterov": "maximize", "maximize": "nesterov"}
+    exchanged = {other.get(name, name): value for name, value in group.items()}
+    group.clear()
+    group.update(exchanged)
+
+
 def add_group(optimizer: Any) -> None:
     parameter = nn.Parameter(torch.randn(11))
     parameter.grad = torch.randn(11)
@@ -226,6 +243,8 @@ CHANGES: dict[str, Change] = {
     "gradient that shares memory": set_gradient(lambda p: p),
     "shape": resize,
     "state of another dtype": set_buffer(lambda buffer: buffer.double()),
+    "state of another name": rename_buffer,
+    "options in another order": exchange_options,
     "state that is missing": set_buffer(lambda buffer: None),
     "group": add_group,
     "hook": hook_own,
@@ -245,6 +264,16 @@ def test_step_that_differs_is_counted_as_it_runs(
     profile = counted(make, *changes)
     assert passed
     assert facts(profile) == facts(dispatched(make, *changes))
+
+
+def test_learning_rate_in_a_tensor_that_changes_is_read_each_time(dispatched: Run) -> None:
+    """A factor that becomes 1 costs nothing."""
+
+    def make(parameters: list[nn.Parameter]) -> Optimizer:
+        return SGD(parameters, lr=torch.tensor(0.1), foreach=False)
+
+    changes = [*[nothing] * 3, lambda optimizer: optimizer.param_groups[0]["lr"].fill_(-1.0)]
+    assert facts(counted(make, *changes)) == facts(dispatched(make, *changes))
 
 
 def set_gradients(*positions: int) -> Change:
@@ -376,6 +405,19 @@ def test_sparse_gradients_are_counted_by_what_they_store(dispatched: Run) -> Non
 
     changes = [sparse(1), sparse(1), sparse(1), sparse(5)]
     assert facts(counted(make, *changes)) == facts(dispatched(make, *changes))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_steps_on_a_nested_parameter_are_dispatched(passed: list[str]) -> None:
+    nested = torch.nested.nested_tensor([torch.randn(3, 5), torch.randn(2, 5)])
+    parameter = nn.Parameter(nested)
+    torch.nested.to_padded_tensor(parameter * 2, 0.0).sum().backward()
+    optimizer = SGD([parameter], lr=0.1)
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(4):
+            optimizer.step()
+    assert passed == []
+    assert counter.get_total_flops() == 4 * 2 * (3 + 2) * 5
 
 
 @pytest.mark.parametrize(
