@@ -145,13 +145,13 @@ LAYERS: dict[type[nn.Module], _Layer] = {
 class LayerCall:
     """A call of a layer, and what was recorded of it.
 
-    kind: its class and shapes. is_same: compares the input and the layer's tensors with its own.
+    cls: the layer's class. is_same: compares the input and the layer's tensors with its own.
     absent: positions among these of tensors that it did not have. state: what else decides which
-    operators run. costs: empty until the call has ended. memory: what ``UndispatchedMemory`` noted
-    of it. is_dispatched: so are all calls that are like it.
+    operators run. costs: empty until the call has returned. memory: what ``UndispatchedMemory``
+    noted of it. is_dispatched: so are all calls that are like it.
     """
 
-    kind: Any
+    cls: type[nn.Module]
     is_same: Callable[..., bool]
     absent: tuple[int, ...]
     state: Any
@@ -229,13 +229,12 @@ class KnownLayers(KnownRuns):
             if layer.state is not None:
                 state = state, layer.state(own)
             call = known.layer_call or self._latest.get(layer.cls)
-            if call is None or call.kind[0] is not layer.cls or not call.is_like(given, state):
+            if call is None or call.cls is not layer.cls or not call.is_like(given, state):
                 call = self._find(layer, module, given, state)
                 if call is None:
                     return None
                 self._latest[layer.cls] = call
-            present: tuple[Any, ...] = _present(given) if call.absent else given
-            if tensors and _share_storage(present):  # the cost depends on what they share
+            if tensors and _share_storage(given):  # the cost depends on what they share
                 return None
         except Exception as error:  # a state that cannot be compared, perhaps
             if is_of_signal_handler(error):
@@ -280,19 +279,18 @@ class KnownLayers(KnownRuns):
             return None  # a subclass may run operators of its own
         hash(state)  # raises TypeError for a list, which may change
         absent = tuple([i for i, tensor in enumerate(given) if tensor is None])
-        return LayerCall(kind, _torch.tensor_comparison(present), absent, state)
+        calls.append(LayerCall(layer.cls, _torch.tensor_comparison(present), absent, state))
+        return calls[-1]
 
     def keep(self, opened: OpenCall, output: Any) -> None:
-        """Keep a new call, which has returned ``output``, for later ones."""
-        call = opened.new_call
+        """Note what was recorded of a new call, which has returned ``output``."""
+        call, costs = opened.new_call, costs_of(opened)
         assert isinstance(call, LayerCall)
-        calls, costs = self._calls.get(call.kind), costs_of(opened)
-        if calls is not None and costs and len(calls) < _MOST:  # not forgotten meanwhile
-            call.costs, call.output_shapes = costs, shapes_of(output)
-            if self.memory is not None:
-                call.memory = self.memory.of_layer(opened.memory_before, call.costs, output)
-                call.is_dispatched = call.memory is None
-            calls.append(call)
+        call.output_shapes = shapes_of(output)
+        if self.memory is not None:
+            call.memory = self.memory.of_layer(opened.memory_before, costs, output)
+            call.is_dispatched = call.memory is None
+        call.costs = costs  # last: another thread may have found the call
 
 
 def _is_never_same(*tensors: Tensor) -> bool:

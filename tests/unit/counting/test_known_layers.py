@@ -455,6 +455,20 @@ def test_layer_whose_attributes_change_is_counted_as_it_runs(
         assert facts(profile) == facts(dispatched(model(), *programs))
 
 
+def test_calls_of_more_than_a_few_states_of_a_kind_are_dispatched(
+    passed: list[str], dispatched: Run
+) -> None:
+    def model() -> nn.Module:
+        made = nn.Sequential(nn.Conv2d(2, 3, 3))
+        made.example = torch.randn(1, 2, 7, 8)  # type: ignore[assignment]
+        return made
+
+    programs = [setting(0)] + [setting(0, padding=(1, columns)) for columns in [*range(6)] * 2]
+    profile = counted(model(), *programs)
+    assert passed == ["0"] * 4
+    assert facts(profile) == facts(dispatched(model(), *programs))
+
+
 def test_embedding_that_renormalises_is_dispatched(passed: list[str], dispatched: Run) -> None:
     model, indices = nn.Sequential(nn.Embedding(11, 3, max_norm=1.0)), torch.tensor([1, 2])
     profile = counted(model, *[lambda model: model(indices)] * 4)
@@ -829,6 +843,28 @@ def test_call_that_raises_is_not_counted_and_lets_the_mode_in_again(passed: list
     assert passed == ["0", "0"]
     assert counter.profile.by_operator()["aten.embedding.default"].calls == 3
     assert counter.get_total_macs() == 3 * 5 * 3
+
+
+def test_parameter_of_a_layer_whose_calls_all_raise_is_not_active() -> None:
+    model, rows = nn.Sequential(nn.BatchNorm2d(3).eval()), torch.randn(2, 3, 5)
+    with FlopCounterMode(model, display=False) as counter:
+        for _ in range(3):
+            with pytest.raises(ValueError, match="expected 4D input"):
+                model(rows)
+    assert counter.profile.root.active_params == 0
+
+
+def test_error_of_a_signals_handler_is_the_programs() -> None:
+    """It arrives while an earlier call is looked for."""
+    model = nn.Sequential(nn.Linear(5, 5))
+
+    def give_up() -> None:
+        raise TimeoutError
+
+    with FlopCounterMode(model, display=False):
+        model(x)
+        with signalled_at(_torch.function_transforms, give_up), pytest.raises(TimeoutError):
+            model(x)
 
 
 def test_first_call_that_raises_has_no_output() -> None:
