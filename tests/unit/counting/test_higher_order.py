@@ -17,6 +17,7 @@ from torch._higher_order_ops.triton_kernel_wrap import (
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from dispatch_flops import FlopMeter, OpCost, register_flops, unregister_flops
@@ -44,6 +45,23 @@ def weights() -> torch.Tensor:
 def branches(w: torch.Tensor) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return a function with one product, and one with three."""
     return lambda x: x @ w, lambda x: x @ w @ w @ w
+
+
+@torch.library.custom_op("dispatch_flops_tests::unpriced", mutates_args=())
+def unpriced(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@unpriced.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def power(x: torch.Tensor, products: int) -> torch.Tensor:
+    out = x
+    for _ in range(products):
+        out = out @ x
+    return out
 
 
 class TestCond:
@@ -75,6 +93,36 @@ class TestCond:
                 profile = profile_of(torch.cond, torch.ones((), dtype=torch.bool), *pair, (x,))
                 assert profile.total().macs == 3 * ONE
                 assert profile.notes == ("cond without data: the costlier branch is counted",)
+
+    def test_cond_of_branches_that_do_not_match_raises_as_without_a_counter(self) -> None:
+        with FakeTensorMode():
+            x, pred = torch.ones(M, K), torch.ones((), dtype=torch.bool)
+            branches = (lambda x: (x * 2,), lambda x: ((x * 2).double(),))
+            with pytest.raises(RuntimeError, match="expected same dtype"):
+                profile_of(torch.ops.higher_order.cond, pred, *branches, (x,))
+
+    @pytest.mark.parametrize(
+        ("products", "uncounted"),
+        [
+            (1, {"higher_order.cond": 1}),
+            (3, {"dispatch_flops_tests.unpriced.default": 1}),
+        ],
+    )
+    def test_cond_without_data_tells_of_operators_without_a_cost_in_either_branch(
+        self, products: int, uncounted: dict[str, int]
+    ) -> None:
+        """The branch with the operator has that many products, the other one two."""
+
+        def one(x: torch.Tensor) -> torch.Tensor:
+            return unpriced(power(x, products))
+
+        with torch.device("meta"):
+            x, pred = torch.ones(K, K), torch.ones((), dtype=torch.bool)
+        with pytest.warns(UncountedWarning):
+            profile = profile_of(
+                torch.ops.higher_order.cond, pred, one, lambda x: power(x, 2), (x,)
+            )
+        assert profile.uncounted_ops() == uncounted
 
     def test_cond_of_a_module_is_counted_after_a_meter(self) -> None:
         """A meter keeps its own hooks from being compiled; torch.cond compiles the counter's."""
@@ -127,11 +175,37 @@ class TestLoops:
     def test_while_loop_without_data_is_a_lower_bound(self) -> None:
         w = torch.ones(K, K, device="meta")
         start = (torch.zeros((), device="meta"), torch.ones(M, K, device="meta"))
+        is_short = lambda i, x: (x @ w).sum() < i  # noqa: E731
         with pytest.warns(UncountedWarning, match="number of iterations depends on data"):
-            profile = profile_of(while_loop, lambda i, x: i < 4, lambda i, x: (i + 1, x @ w), start)
-        assert profile.total().macs == ONE
+            profile = profile_of(while_loop, is_short, lambda i, x: (i + 1, x @ w), start)
+        assert profile.total().macs == ONE + ONE  # the condition, and the body
         assert profile.is_lower_bound
         assert profile.uncounted_ops() == {"higher_order.while_loop": 1}
+
+    @pytest.mark.filterwarnings("ignore:no cost is known for higher_order.while_loop")
+    @pytest.mark.parametrize("device", ["meta", "fake"])
+    def test_while_loop_without_data_stacks_its_iterations(self, device: str) -> None:
+        """One that runs on meta; fake tensors know of their number that it is unknown."""
+        loop = torch.ops.higher_order.while_loop_stack_output
+        found: list[Any] = []
+        is_fake = device == "fake"
+        with FakeTensorMode(shape_env=ShapeEnv()) if is_fake else torch.device("meta"):
+            start = (torch.zeros((), dtype=torch.int64), torch.ones(M, K))
+            turn = lambda i, x: (i + 1, x * 2)  # noqa: E731
+            profile_of(lambda: found.extend(loop(lambda i, x: i < 4, turn, start, ())))
+        count, stacked = found
+        assert (*stacked.shape[1:],) == (M, K) and count.dim() == 1
+        assert isinstance(stacked.shape[0], torch.SymInt) == is_fake
+        assert is_fake or stacked.shape[0] == 1
+
+    def test_while_loop_without_data_leaves_a_number_as_it_is(self) -> None:
+        loop = torch.ops.higher_order.while_loop_stack_output
+        found: list[Any] = []
+        start = (0, torch.ones(M, K, device="meta"))
+        turn = lambda i, x: (i + 1, x * 2)  # noqa: E731
+        with pytest.warns(UncountedWarning):
+            profile_of(lambda: found.extend(loop(lambda i, x: i < 4, turn, start, ())))
+        assert found[0] == 1 and found[1].shape == (1, M, K)
 
     @pytest.mark.parametrize("device", ["cpu", "meta", "fake"])
     def test_scan_counts_every_step(self, device: str) -> None:
