@@ -94,13 +94,15 @@ class OpaqueModules:
         if thread is None:
             return
         call = thread.stack[-1]
-        if call.owner is not module or call.module_phase is None:
+        if call.owner is not module:
             return
+        assert call.module_phase is not None  # the outside alone has none
         if not self._is_in_opaque_call(thread):
             if isinstance(module, fx.GraphModule):
                 self._note_inlined_calls(module)
-            rule = self._rules_here().get(_torch.class_of(module))
-            if rule is None or not self._is_asked(module):
+            cls = _torch.class_of(module)
+            rule = self._rules_here().get(cls)
+            if rule is None or not self._is_asked(cls):
                 return
             self._open[thread] = call, rule
             self._discarded[thread] = []
@@ -112,31 +114,28 @@ class OpaqueModules:
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any = _FAILED) -> None:
         # torch calls this without kwargs where forward raised.
         thread = self._tracker.thread()
-        opened = self._open.get(thread) if thread is not None else None
-        if thread is None or opened is None or opened[0].owner is not module:
+        if thread is None or thread not in self._open:
             return
-        call, rule = opened
-        if call in thread.stack and not call.is_in_hooks:
+        call, rule = self._open[thread]
+        if call.owner is not module or (call in thread.stack and not call.is_in_hooks):
             return
         del self._open[thread]
         discarded = self._discarded.pop(thread)
-        if call.module_phase is None:
-            return
+        assert call.module_phase is not None
         if output is not _FAILED:
             module_phase = thread.module_phase(call.module_phase.fqn, call.module_phase.phase)
-            with _torch.modes_disabled():
-                module_phase.counts[self._cost_of(rule, module, args, kwargs, output)] += 1
+            module_phase.counts[self._cost_of(rule, module, args, kwargs, output)] += 1
         elif call.module_phase.phase == "recompute":
             for part in discarded:
                 counts = thread.module_phase(part.fqn, part.phase).counts
                 for cost, calls in part.counts.items():
                     counts[cost] += calls
 
-    def _is_asked(self, module: nn.Module) -> bool:
-        """Return True if the formula of the module is asked for this call; note why not."""
+    def _is_asked(self, cls: type) -> bool:
+        """Return True if the formula of a class is asked for this call; note why not."""
         problem = problem_of_call()
         if problem is not None:
-            self._not_asked.add(name_of(_torch.class_of(module)), problem)
+            self._not_asked.add(name_of(cls), problem)
         return problem is None
 
     def _note_traced_calls(self) -> None:

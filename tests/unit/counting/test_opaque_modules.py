@@ -19,6 +19,7 @@ from dispatch_flops import FlopCounterMode, OpCost
 from dispatch_flops.errors import UncountedWarning
 from tests.helpers.attributing import rows, train
 from tests.helpers.profiling import profile_of
+from tests.helpers.threads import in_new_thread
 from tests.helpers.untouched import process_state
 
 
@@ -249,6 +250,39 @@ def test_opaque_module_whose_call_raises_is_not_counted() -> None:
     assert profile.by_operator()["module.Block"].calls == 1
 
 
+def test_opaque_module_that_raises_after_its_operators_is_not_counted() -> None:
+    class Failing(Block):
+        def forward(self, x: Tensor, scale: int = 1) -> Tensor:
+            super().forward(x)
+            raise ValueError("late")
+
+    def call() -> None:
+        with pytest.raises(ValueError, match="late"):
+            Failing()(rows(2, 3))
+
+    assert profile_of(call, custom_mapping={Failing: whole}).total().macs == 0
+
+
+def test_opaque_module_that_is_interrupted_is_counted_the_next_time() -> None:
+    """No hook runs at the end of the first call."""
+
+    class Interrupted(Block):
+        calls = 0
+
+        def forward(self, x: Tensor, scale: int = 1) -> Tensor:
+            Interrupted.calls += 1
+            if Interrupted.calls == 1:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    model, x = nn.Sequential(nn.Linear(3, 3, bias=False), Interrupted()), rows(2, 3)
+    with FlopCounterMode(model, display=False, custom_mapping={Interrupted: whole}) as counter:
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        model(x)
+    assert counter.get_total_macs() == 2 * (2 * 3 * 3) + 17 * 2 * 3
+
+
 def test_opaque_module_with_a_formula_that_raises_is_uncounted() -> None:
     def broken(module: nn.Module, *args: Any, **kwargs: Any) -> OpCost:
         raise ZeroDivisionError("oh")
@@ -319,6 +353,47 @@ def test_formula_that_is_registered_in_the_block_acts_until_it_is_taken_back() -
     assert process_state() == before
 
 
+def test_hooks_are_installed_once_as_soon_as_a_class_has_a_formula() -> None:
+    """Where there are others than the counter's, each call of a layer is dispatched."""
+
+    def hooks() -> int:
+        return len(nn.modules.module._global_forward_hooks)
+
+    before = hooks()
+    with FlopCounterMode(display=False):
+        found = [hooks()]
+        with dispatch_flops.overridden({Block: whole}):
+            found.append(hooks())
+            with dispatch_flops.overridden({Whole: whole}):
+                found.append(hooks())
+    assert found == [before + 1, before + 2, before + 2]
+
+
+def test_formula_acts_again_after_a_pause() -> None:
+    model, x = Block(), rows(2, 3)
+    with FlopCounterMode(display=False, custom_mapping={Block: whole}) as counter:
+        counter.pause()
+        counter.resume()
+        model(x)
+    assert counter.get_total_macs() == 17 * 2 * 3
+
+
+def test_call_in_a_thread_that_did_not_join_is_left_alone() -> None:
+    model, x = Block(), rows(2, 3)
+    with FlopCounterMode(display=False, custom_mapping={Block: whole}) as counter:
+        assert in_new_thread(model, x).shape == x.shape
+    assert counter.get_total_macs() == 0
+
+
+def test_operators_that_a_formula_runs_are_not_counted() -> None:
+    def formula(module: nn.Module, x: Tensor, *, out: Tensor) -> OpCost:
+        return OpCost(flops=17 * (x @ x.new_empty(3, 7)).numel())
+
+    profile = profile_of(Block(), rows(2, 3), custom_mapping={Block: formula})
+    assert [*profile.by_operator()] == ["module.Block"]
+    assert profile.total().flops == 17 * 2 * 7
+
+
 def test_formula_that_is_taken_back_within_a_call_still_counts_it() -> None:
     class Ending(Block):
         def forward(self, x: Tensor, scale: int = 1) -> Tensor:
@@ -364,6 +439,17 @@ def test_formula_of_a_module_that_is_traced_into_a_graph_is_not_asked(trace: str
         profile = profile_of(lambda: [graph(x), graph(x)], custom_mapping=mapping)
     assert profile.total().macs == 2 * (2 * (2 * 3 * 5) + 2 * 3 * 7)
     assert any(note.startswith("module.Block: ") for note in profile.notes)
+
+
+def test_graph_that_was_called_before_the_formula_was_registered_is_read_again() -> None:
+    graph, x = torch.fx.symbolic_trace(nn.Sequential(Block())), rows(2, 3)
+    with FlopCounterMode(display=False, custom_mapping={nn.GELU: whole}):
+        graph(x)
+        with (
+            dispatch_flops.overridden({Block: whole}),
+            pytest.warns(UncountedWarning, match=r"module\.Block .* traced into a graph"),
+        ):
+            graph(x)
 
 
 def test_formula_of_a_module_that_a_graph_calls_is_asked() -> None:
