@@ -20,6 +20,7 @@ def test_tensors_are_the_same_if_all_that_a_cost_depends_on_is() -> None:
     assert is_same(torch.ones(3, 5, 2)[..., 0].contiguous(), y)
     others = [
         torch.ones(3, 6),
+        torch.ones(4, 5),
         torch.ones(5, 3),
         torch.ones(5, 3).t(),
         torch.ones(3, 10)[:, :5],

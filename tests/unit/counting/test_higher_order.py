@@ -124,6 +124,15 @@ class TestCond:
             )
         assert profile.uncounted_ops() == uncounted
 
+    def test_operators_before_a_cond_without_data_are_counted(self) -> None:
+        with torch.device("meta"):
+            x, w, pred = torch.ones(M, K), torch.ones(K, K), torch.ones((), dtype=torch.bool)
+
+        def run() -> None:
+            torch.ops.higher_order.cond(pred, *branches(w), (x @ w @ w,))
+
+        assert macs(run) == (2 + 3) * ONE
+
     def test_cond_of_a_module_is_counted_after_a_meter(self) -> None:
         """A meter keeps its own hooks from being compiled; torch.cond compiles the counter's."""
         import torch._dynamo  # without it there is nothing to keep them from
@@ -216,6 +225,13 @@ class TestLoops:
                 macs(scan, step, torch.zeros(M, K), xs)
                 == (7 if device == "fake" else STEPS) * 2 * ONE
             )
+
+    def test_scan_of_fake_tensors_in_tuples_counts_every_step(self) -> None:
+        with FakeTensorMode():
+            w, xs = torch.ones(K, K), torch.ones(7, M, K)
+            step = lambda c, x: (c + x @ w, x + c)  # noqa: E731
+            start = (torch.zeros(M, K),)
+            assert macs(torch.ops.higher_order.scan, step, start, (xs,), ()) == 7 * ONE
 
     def test_scan_counts_backward_and_keeps_gradients_of_closures(self) -> None:
         w, xs = weights(), torch.ones(7, M, K)
@@ -310,6 +326,17 @@ class TestOthers:
         assert profile.uncounted_ops() == {}
         assert profile.root.class_name == "no model"  # the graph is not a module of the model
 
+    def test_compiled_subgraph_is_given_its_operands_in_a_list(self) -> None:
+        def body(operands: list[torch.Tensor]) -> tuple[torch.Tensor]:
+            x, w = operands
+            operands.clear()
+            return (x @ w,)
+
+        body._boxed_call = True  # type: ignore[attr-defined]
+        args = (body, "body", torch.ones(M, K), torch.ones(K, K))
+        with torch.no_grad():
+            assert macs(torch.ops.higher_order.invoke_subgraph, *args) == ONE
+
     def test_operators_with_random_state_count_their_operator(self) -> None:
         from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
@@ -376,6 +403,16 @@ class TestTriton:
         finally:
             unregister_flops(kernel)
         assert profile.by_operator()["triton.add_kernel"].cost.flops == M * K
+
+    def test_formula_of_a_triton_kernel_that_an_autotuner_wraps_is_asked(self) -> None:
+        tuner, kernel = Kernel(), Kernel()
+        tuner.fn = kernel  # type: ignore[assignment,method-assign]
+        register_flops(kernel)(lambda *, n, **_: OpCost(flops=7 * n))
+        try:
+            profile = self.launch(tuner)
+        finally:
+            unregister_flops(kernel)
+        assert profile.total().flops == 7 * M * K
 
     def test_triton_kernel_without_a_formula_is_uncounted(self) -> None:
         with pytest.warns(UncountedWarning, match="add_kernel"):
