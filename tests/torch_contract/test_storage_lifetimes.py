@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -102,6 +103,57 @@ def test_follower_sees_each_resize_of_a_storage(sizes: list[int]) -> None:
     tensor.untyped_storage().resize_(4)
     assert sizes == [0, 4 * 7]
     assert torch.UntypedStorage.resize_ is own
+
+
+class Base:
+    def grow(self, by: int) -> int:
+        return by * 3
+
+
+class Child(Base):
+    pass
+
+
+def test_followed_method_returns_its_result_and_tells_every_follower() -> None:
+    """One of them ends while it is told."""
+    followed, seen = _torch.FollowedMethod(Base, "grow"), list[str]()
+
+    def once(found: Any) -> None:
+        seen.append("once")
+        followed.unfollow(once)
+
+    def always(found: Any) -> None:
+        seen.append("always")
+
+    followed.follow(once)
+    followed.follow(always)
+    assert (Base().grow(5), Base().grow(by=7)) == (15, 21)
+    followed.unfollow(always)
+    followed.unfollow(always)  # which does nothing
+    assert Base().grow(2) == 6
+    assert seen == ["once", "always", "always"]
+
+
+@pytest.mark.parametrize("owner", [Base, Child])
+def test_followed_method_is_the_former_one_afterwards(owner: type[Base]) -> None:
+    before = dict(vars(owner))
+    followed = _torch.FollowedMethod(owner, "grow")
+    followed.follow(print)
+    assert owner.grow is not before.get("grow", Base.grow)
+    assert owner.grow.__name__ == "grow"
+    followed.unfollow(print)
+    assert dict(vars(owner)) == before
+
+
+def test_followed_method_that_the_program_replaced_stays_replaced() -> None:
+    class Replaced(Base):
+        pass
+
+    followed, own = _torch.FollowedMethod(Replaced, "grow"), lambda self, by: by
+    followed.follow(print)
+    Replaced.grow = own  # type: ignore[method-assign]
+    followed.unfollow(print)
+    assert vars(Replaced)["grow"] is own
 
 
 @pytest.mark.parametrize(
