@@ -525,3 +525,15 @@ def test_parameter_that_is_used_outside_of_modules_is_active(model: nn.Sequentia
         model[1](rows(2, 5))
         rows(2, 3) @ model[0].weight.t()
     assert counter.profile.root.active_params == N
+
+
+def test_parameter_that_is_only_changed_after_backward_is_not_active() -> None:
+    """From the second step on, the first operator after backward is like an earlier one."""
+    model = plain(3, 5)
+    model.unused = nn.Parameter(torch.ones(7))  # type: ignore[assignment]
+    with FlopCounterMode(model, display=False) as counter:
+        for _ in range(3):
+            model[0](rows(2, 3)).sum().backward()
+            with torch.no_grad():
+                model.unused.mul_(0.5)  # type: ignore[operator]
+    assert counter.profile.root.active_params == 3 * 5
