@@ -287,7 +287,7 @@ class KnownLayers(KnownRuns):
         call, costs = opened.new_call, costs_of(opened)
         assert isinstance(call, LayerCall)
         call.output_shapes = shapes_of(output)
-        if self.memory is not None:
+        if self.memory is not None and costs:  # none if the calls were aggregated meanwhile
             call.memory = self.memory.of_layer(opened.memory_before, costs, output)
             call.is_dispatched = call.memory is None
         call.costs = costs  # last: another thread may have found the call

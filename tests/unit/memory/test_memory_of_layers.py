@@ -404,3 +404,24 @@ def test_workspace_of_the_users_own_is_asked_each_time(
     model = nn.Sequential(nn.GELU(), nn.Identity())
     followed(model, lambda model: model(torch.ones(3, 5)), 4)
     assert (passed, len(sizes)) == ([], 4)
+
+
+def test_layer_in_whose_call_calls_are_aggregated_is_not_dispatched_for_good(
+    passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = nn.Sequential(nn.Linear(5, 5)), torch.ones(3, 5)
+    with FlopCounterMode(layer, display=False, memory=True) as counter:
+        session, kernel = counter._active["session"], nn.functional.linear
+
+        def linear(*args: Any) -> Tensor:
+            session._aggregate()
+            return kernel(*args)
+
+        layer(x)  # the first of its kind tells nothing
+        with monkeypatch.context() as patch:
+            patch.setattr(LAYERS[nn.Linear], "function", linear)
+            patch.setattr(nn.functional, "linear", linear)
+            layer(x)
+        assert not passed
+        layer(x), layer(x)
+    assert passed == ["0"]
