@@ -13,11 +13,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from dispatch_flops import FlopCounterMode, _torch
+from dispatch_flops import FlopCounterMode, _torch, register_workspace
 from dispatch_flops.counting.known_calls import KnownCall
 from dispatch_flops.counting.plans import SHARED_PLANS
 from dispatch_flops.memory import found_workspaces, kernel_allocations
 from dispatch_flops.memory.kernel_allocations import ReportedOperator, last_kernel
+from dispatch_flops.operators import workspaces
 from dispatch_flops.operators.costing import CallCost
 from dispatch_flops.operators.numbers import BY_TYPE, BY_VALUE, NumberKeys
 from dispatch_flops.operators.tensors import tensors_in
@@ -457,3 +458,26 @@ def test_meta_device_lists_kernels_whose_workspace_is_not_known() -> None:
     memory = memory_of(lambda: layer(x).sum().backward(), x, *layer.parameters())
     assert memory.is_lower_bound
     assert memory.unseen == ("aten.convolution.default", "aten.convolution_backward.default")
+
+
+def test_workspace_of_a_part_is_not_that_of_the_operator_around_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sum casts its operand of 4 bytes to 8; the operator around it makes three times as much."""
+    monkeypatch.setattr(workspaces, "_WORKSPACES", dict(workspaces._WORKSPACES))
+    library = torch.library.Library("around", "DEF")
+    library.define("sum_and_copies(Tensor x, Tensor y) -> (Tensor, Tensor)")
+
+    def sum_and_copies(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = torch.add(x, y)
+        return found, found.repeat(3)
+
+    library.impl("sum_and_copies", sum_and_copies, "CompositeImplicitAutograd")
+    register_workspace("around::sum_and_copies")(lambda *args, **kwargs: None)
+    with torch.inference_mode():
+        x, y = torch.ones(101), torch.ones(101, dtype=torch.float64)
+        for _ in range(2):
+            with FlopCounterMode(display=False, memory=True) as counter:
+                torch.ops.around.sum_and_copies(x, y)
+            assert counter.profile.memory is not None
+            assert counter.profile.memory.peak_bytes == 101 * (4 + 8 + 8 + 3 * 8)
