@@ -136,7 +136,7 @@ class Machine:
             return None
         if not isinstance(dtype, str):
             raise ConfigError(f'dtype={dtype!r:.60}: pass its name, such as "bfloat16", or None')
-        computed = name_of_peak(_full_name(dtype))
+        computed = name_of_peak(dtype)
         measured = self.kernel_flops_per_s.get(family, {}).get(computed) if family else None
         return measured or self.flops_per_s.get(computed)
 
@@ -174,7 +174,7 @@ def _check_rates(name: str, rates: Any) -> None:
             '{"bfloat16": 125e12}'
         )
     for dtype, rate in rates.items():
-        known = name_of_peak(_full_name(dtype))
+        known = name_of_peak(dtype)
         if dtype != known:
             raise ConfigError(
                 f"{name} has a peak for {dtype!r}; write {known!r}, which it is looked up as"
@@ -203,13 +203,6 @@ _SHORT_DTYPES = {
     "double": "float64",
 }
 
-
-def _full_name(dtype: str) -> str:
-    """Return the name that torch gives a dtype: "bfloat16" for "bf16" and "torch.bfloat16"."""
-    plain = dtype.removeprefix("torch.").lower()
-    return _SHORT_DTYPES.get(plain, plain)
-
-
 # A complex contraction is counted in real MACs, so its peak is that of the real dtype.
 _COMPUTES_AS = {
     "complex32": "float16",
@@ -222,8 +215,13 @@ _COMPUTES_AS = {
 
 
 def name_of_peak(dtype: str) -> str:
-    """Return the dtype whose peak work in ``dtype`` is compared with: "int8" for "uint8"."""
-    return "float8" if dtype.startswith("float8") else _COMPUTES_AS.get(dtype, dtype)
+    """Return the dtype whose peak work in ``dtype`` is compared with: "int8" for "uint8".
+
+    Short names are known: "bfloat16" is returned for "bf16".
+    """
+    plain = dtype.removeprefix("torch.").lower()
+    full = _SHORT_DTYPES.get(plain, plain)
+    return "float8" if full.startswith("float8") else _COMPUTES_AS.get(full, full)
 
 
 def _gpu(
